@@ -6,10 +6,9 @@ import pytest
 
 from hpcpar.layout.blocks import overlapping, owned, owner
 
-SIZES = list(itertools.product(range(24), range(1, 13)))
 
-
-@pytest.mark.parametrize("n, p", SIZES)
+@pytest.mark.parametrize("p", range(1, 13))
+@pytest.mark.parametrize("n", [0, 1, 2, 3, 7, 11, 12, 13, 24])
 def test_blocks_tile_the_dim_in_rank_order_and_differ_by_at_most_one(n, p):
     blocks = [owned(n, p, r) for r in range(p)]
     assert [i for a, b in blocks for i in range(a, b)] == list(range(n))
@@ -17,7 +16,8 @@ def test_blocks_tile_the_dim_in_rank_order_and_differ_by_at_most_one(n, p):
     assert max(lengths) - min(lengths) <= 1
 
 
-@pytest.mark.parametrize("n, p", SIZES)
+@pytest.mark.parametrize("p", range(1, 13))
+@pytest.mark.parametrize("n", [0, 1, 2, 3, 7, 11, 12, 13, 24])
 def test_owner_is_the_exact_inverse(n, p):
     for r in range(p):
         for i in range(*owned(n, p, r)):
@@ -34,15 +34,16 @@ def test_owner_is_exact_for_sizes_beyond_double_precision():
         assert owner(n, p, a) == owner(n, p, b - 1) == r
 
 
-@pytest.mark.parametrize("n, p", SIZES)
+@pytest.mark.parametrize("p", range(1, 13))
+@pytest.mark.parametrize("n", [0, 1, 2, 3, 7, 11, 12, 13, 24])
 def test_overlapping_lists_exactly_the_non_empty_blocks_that_meet_the_interval(n, p):
     for lo, hi in itertools.product(range(-2, n + 3), repeat=2):
         wanted = [r for r in range(p) if any(lo <= i < hi for i in range(*owned(n, p, r)))]
         assert list(overlapping(n, p, lo, hi)) == wanted
 
 
-@pytest.mark.parametrize("n, p, q", itertools.product(range(20), range(1, 5), range(1, 5)))
-def test_index_over_two_axes_refines_the_blocks_of_the_first(n, p, q):
-    for r in range(p):
-        fine = [owned(n, p * q, r * q + i) for i in range(q)]
-        assert (fine[0][0], fine[-1][1]) == owned(n, p, r)
+def test_index_over_two_axes_refines_the_blocks_of_the_first():
+    for n, p, q in itertools.product(range(20), range(1, 5), range(1, 5)):
+        for r in range(p):
+            fine = [owned(n, p * q, r * q + i) for i in range(q)]
+            assert (fine[0][0], fine[-1][1]) == owned(n, p, r)
