@@ -1,0 +1,225 @@
+"""Einsum under any layouts, and with it matmul and linear.
+
+An einsum is completely described by one label (or none) for each mesh axis: an operand that carries the label is split by
+it, the others are replicated; the result is split, or partial where the label is contracted; the gradient of an operand
+is split on the labels it has and partial over the others. Everything else is a repartition before and after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hpcpar.layout.layout import Layout, LayoutError
+from hpcpar.mesh import Mesh
+from hpcpar.ops.contraction import Contraction, ContractionGradient, Equation, parse
+from hpcpar.ops.core import Op, Rule
+from hpcpar.ops.elementwise import add
+from hpcpar.ops.repartition import repartition
+from hpcpar.ops.shape import expand, squeeze, unsqueeze
+from hpcpar.primitives.repartition import plan
+from hpcpar.signature import Signature, signature
+from hpcpar.tensors import Tensor
+
+AxisMap = dict[str, str | None]
+
+
+class Einsum(Op):
+    """One contraction of one or two operands."""
+
+    name = "einsum"
+    linear = "each"
+
+    def rule(self, sigs: tuple[Signature, ...], equation: Equation, out: Layout | None, parameters: tuple[bool, ...]) -> Rule:
+        mesh = sigs[0].mesh
+        lengths = label_lengths(equation, sigs)
+        shape = tuple(lengths[c] for c in equation.result)
+        if out is not None:
+            out = signature(mesh, shape, out).layout
+        chosen = choose_labels(mesh, equation, sigs, out, parameters)
+        stacks = label_stacks(mesh, equation, sigs, out, chosen)
+        moves = [s.with_layout(Layout(*[stacks[c] for c in labels])) for s, labels in zip(sigs, equation.operands, strict=True)]
+        contracted = [a for c, stack in stacks.items() if c not in equation.result for a in stack]
+        result = signature(mesh, shape, Layout(*[stacks[c] for c in equation.result], partial=mesh.sort(contracted)))
+        grads = []
+        for need, labels in zip(moves, equation.operands, strict=True):
+            lost = [a for c, stack in stacks.items() if c not in labels for a in stack]
+            grads.append(need.with_partial(mesh.sort(lost)))
+        kernels = (Contraction(equation), [ContractionGradient(equation, i) for i in range(len(sigs))])
+        return Rule(result, moves, grads, sigs, kernels)
+
+    def forward(self, rule: Rule, arrays: Sequence[Any], extra: Any) -> tuple[Any, Any]:
+        return rule.plan[0](*arrays), tuple(arrays)
+
+    def backward(self, rule: Rule, saved: Any, g: Any, needs: tuple[bool, ...]) -> tuple:
+        gradients = rule.plan[1]
+        return tuple(gradients[i](g, saved, a.shape) if needs[i] else None for i, a in enumerate(saved))
+
+
+def label_lengths(equation: Equation, sigs: Sequence[Signature]) -> dict[str, int]:
+    """Return the global length of each label; operands must agree."""
+    lengths: dict[str, int] = {}
+    for labels, sig in zip(equation.operands, sigs, strict=True):
+        for c, n in zip(labels, sig.shape, strict=True):
+            if lengths.setdefault(c, n) != n:
+                raise ValueError(f"einsum {equation}: label {c!r} is {lengths[c]} long in one operand and {n} in the other")
+    return lengths
+
+
+def choose_labels(
+    mesh: Mesh, equation: Equation, sigs: Sequence[Signature], out: Layout | None, parameters: tuple[bool, ...]
+) -> AxisMap:
+    """Return for each axis the label it splits, from layouts alone.
+
+    The label on which the operands agree; if nobody is split, the one that `out` splits; in a conflict the one that `out`
+    names (the contracted one where `out` is partial); without `out` a parameter is gathered on use, if the activation's
+    label is not one of its own. Anything else is a LayoutError.
+    """
+    wanted = {a: c for d, c in enumerate(equation.result) for a in (out.entry(d) if out else ())}
+    chosen: AxisMap = {}
+    for axis in mesh.axes:
+        used = _labels_of(axis, equation, sigs)
+        distinct = sorted(set(used.values()))
+        if len(distinct) == 1:
+            chosen[axis] = distinct[0]
+        elif not distinct:
+            chosen[axis] = wanted.get(axis)
+        elif wanted.get(axis) in distinct:
+            chosen[axis] = wanted[axis]
+        elif out is not None and axis in out.partial:
+            contracted = [c for c in distinct if c not in equation.result]
+            chosen[axis] = contracted[0] if contracted else None
+        else:
+            chosen[axis] = _gathered_on_use(axis, equation, used, parameters) if out is None else None
+            if chosen[axis] is None:
+                raise _conflict(axis, mesh, equation, sigs, distinct)
+    return chosen
+
+
+def _labels_of(axis: str, equation: Equation, sigs: Sequence[Signature]) -> dict[int, str]:
+    """Which label `axis` splits in each operand."""
+    return {
+        i: c
+        for i, (labels, sig) in enumerate(zip(equation.operands, sigs, strict=True))
+        for c, stack in zip(labels, sig.dims, strict=True)
+        if axis in stack
+    }
+
+
+def _gathered_on_use(axis: str, equation: Equation, used: dict[int, str], parameters: tuple[bool, ...]) -> str | None:
+    """The activation's label, where the other operand is a parameter that does not have it."""
+    for i, label in used.items():
+        others = [j for j in used if j != i]
+        if not parameters[i] and all(parameters[j] and label not in equation.operands[j] for j in others):
+            return label
+    return None
+
+
+def _conflict(
+    axis: str, mesh: Mesh, equation: Equation, sigs: Sequence[Signature], distinct: Sequence[str]
+) -> LayoutError:
+    lengths = label_lengths(equation, sigs)
+    shape = tuple(lengths[c] for c in equation.result)
+    choices = []
+    for label in distinct:
+        words = 0.0
+        for labels, sig in zip(equation.operands, sigs, strict=True):
+            dims = [tuple(a for a in s if a != axis or c == label) for c, s in zip(labels, sig.dims, strict=True)]
+            words += plan(sig, signature(mesh, sig.shape, Layout(*dims))).words
+        if label in equation.result:
+            dims = [axis if c == label else None for c in equation.result]
+            text = repr(Layout(*dims))
+        else:
+            text = repr(Layout(partial=axis))
+        choices.append(f"out={text} moves {words:g} elements of the operands to each rank")
+    shown = " and ".join(repr(s) for s in sigs)
+    return LayoutError(
+        f"einsum {equation}: axis {axis!r} splits {' and '.join(distinct)} in {shown}; say which one the result of shape {shape} "
+        f"keeps: {'; '.join(choices)}"
+    )
+
+
+def label_stacks(
+    mesh: Mesh, equation: Equation, sigs: Sequence[Signature], out: Layout | None, chosen: AxisMap
+) -> dict[str, tuple[str, ...]]:
+    """Return the stack of axes of each label, in the order in which an operand, or `out`, has them."""
+    stacks: dict[str, tuple[str, ...]] = {}
+    for c in dict.fromkeys("".join(equation.operands)):
+        seen = [sig.dims[labels.index(c)] for labels, sig in zip(equation.operands, sigs, strict=True) if c in labels]
+        if out is not None and c in equation.result:
+            seen.append(out.entry(equation.result.index(c)))
+        seen.append(mesh.axes)
+        axes: dict[str, None] = {}
+        for stack in sorted(seen[:-1], key=len, reverse=True) + seen[-1:]:
+            axes.update({a: None for a in stack if chosen.get(a) == c and mesh.shape[a] > 1})
+        stacks[c] = tuple(axes)
+    return stacks
+
+
+_einsum = Einsum()
+
+
+def einsum(equation: str, *operands: Tensor, out: Layout | None = None) -> Tensor:
+    """Return the sum of products that `equation` describes, under any layouts of the operands.
+
+    Parameters
+    ----------
+    equation : str
+        Explicit, of letters: ``"nk,ok->no"``; one or two operands.
+    out : Layout, optional
+        The layout of the result, and the only hint: it decides where two operands split by one axis disagree, and the result
+        is repartitioned to it. Without it the result stays as it falls, possibly partial.
+
+    Raises
+    ------
+    LayoutError
+        In a conflict without `out`: it lists the candidates and the words each moves.
+    """
+    taken = parse(equation, tuple(x.ndim for x in operands))
+    result = _einsum(tuple(operands), (taken, out, tuple(x.is_parameter for x in operands)))
+    return result if out is None else repartition(result, out)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Layout | None = None) -> Tensor:
+    """Return ``x @ weight.T + bias``.
+
+    Parameters
+    ----------
+    x : Tensor
+        (..., in_features).
+    weight : Tensor
+        (out_features, in_features).
+    bias : Tensor, optional
+        (out_features,). Added once, whatever the layouts are.
+    out : Layout, optional
+        See `einsum`.
+    """
+    if weight.ndim != 2 or x.ndim == 0 or x.shape[-1] != weight.shape[1]:
+        raise ValueError(f"linear: x of shape {x.shape} does not fit a weight of shape {weight.shape}")
+    rows = "abcdefgh"[: x.ndim - 1]
+    y = einsum(f"{rows}y,zy->{rows}z", x, weight, out=out)
+    return y if bias is None else add(y, bias)
+
+
+def matmul(a: Tensor, b: Tensor, out: Layout | None = None) -> Tensor:
+    """Return the matrix product over the last two dims, with broadcasting over the others; vectors as in torch."""
+    if a.ndim == 0 or b.ndim == 0:
+        raise ValueError("matmul: 0-dim operands; use *")
+    if a.ndim == 1:
+        return squeeze(matmul(unsqueeze(a, 0), b), -2 if b.ndim > 1 else 0)
+    if b.ndim == 1:
+        return squeeze(matmul(a, unsqueeze(b, 1)), -1)
+    ndim = max(a.ndim, b.ndim)
+    full = "abcdefgh"[: ndim - 2]
+    a, b = _grown(a, b), _grown(b, a)
+    first, second = full[ndim - a.ndim :], full[ndim - b.ndim :]
+    return einsum(f"{first}xy,{second}yz->{full}xz", a, b, out=out)
+
+
+def _grown(a: Tensor, b: Tensor) -> Tensor:
+    """a with its batch dims of length 1 repeated to those of b."""
+    shape = list(a.shape)
+    for d in range(3, min(a.ndim, b.ndim) + 1):
+        if shape[-d] == 1:
+            shape[-d] = b.shape[-d]
+    return a if tuple(shape) == a.shape else expand(a, shape)

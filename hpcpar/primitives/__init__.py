@@ -1,0 +1,6 @@
+"""Linear operators between ranks, on local arrays; each names its adjoint."""
+
+from hpcpar.primitives.collectives import all_gather, all_reduce, all_to_all, broadcast, reduce, reduce_scatter, shift
+from hpcpar.primitives.repartition import move
+
+__all__ = ["all_gather", "all_reduce", "all_to_all", "broadcast", "move", "reduce", "reduce_scatter", "shift"]

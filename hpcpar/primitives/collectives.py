@@ -1,0 +1,119 @@
+"""Collectives along mesh axes on local arrays, each with its adjoint.
+
+A primitive is a linear operator ``A`` between what the ranks of a communicator hold; ``f.adjoint`` is ``A*`` with
+``<A x, y> = <x, A* y>``, where both inner products are summed over the ranks.
+
+=================  ==========================================  =================
+primitive          what it does                                adjoint
+=================  ==========================================  =================
+`all_reduce`       every rank gets the sum                     itself
+`all_gather`       every rank gets all blocks of a dim         `reduce_scatter`
+`reduce_scatter`   rank r gets block r of the sum              `all_gather`
+`all_to_all`       block r of a dim goes to rank r,            itself, with the
+                   the pieces are joined along another dim     dims exchanged
+`broadcast`        every rank gets the root's array            `reduce`
+`reduce`           the root gets the sum, others zeros         `broadcast`
+`shift`            rank + offset gets this rank's array        itself, -offset
+=================  ==========================================  =================
+
+`hpcpar.primitives.halo_exchange` has its adjoint in the engine that serves it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hpcpar.layout.blocks import owned
+from hpcpar.transport import Comm
+
+
+def all_reduce(comm: Comm, array: Any) -> Any:
+    """Sum equal-shaped arrays over the ranks; everyone gets the sum. Adjoint: itself."""
+    return comm.all_reduce(array)
+
+
+def all_gather(comm: Comm, array: Any, dim: int, n: int) -> Any:
+    """Join the blocks of a dim of global length `n`; every rank gets the whole. Adjoint: `reduce_scatter`.
+
+    Parameters
+    ----------
+    array : array
+        This rank's block: ``owned(n, comm.size, comm.rank)`` along `dim`, the same other dims on every rank.
+    """
+    if comm.size == 1:
+        return array
+    blocks = [owned(n, comm.size, r) for r in range(comm.size)]
+    shapes = [(*array.shape[:dim], b - a, *array.shape[dim + 1 :]) for a, b in blocks]
+    return np.concatenate(comm.all_gather(array, shapes), axis=dim)
+
+
+def reduce_scatter(comm: Comm, array: Any, dim: int, n: int | None = None) -> Any:
+    """Sum arrays over the ranks and leave rank r with its block of `dim`. Adjoint: `all_gather`."""
+    if comm.size == 1:
+        return array
+    n = array.shape[dim]
+    index: list[Any] = [slice(None)] * array.ndim
+    pieces = []
+    for r in range(comm.size):
+        index[dim] = slice(*owned(n, comm.size, r))
+        pieces.append(array[tuple(index)])
+    return comm.reduce_scatter(pieces)
+
+
+def all_to_all(comm: Comm, array: Any, split_dim: int, join_dim: int, n: int) -> Any:
+    """Turn a split of `join_dim` (global length `n`) into a split of `split_dim`.
+
+    Adjoint: itself with the two dims exchanged and `n` the length of `split_dim`.
+    """
+    if comm.size == 1:
+        return array
+    m = array.shape[split_dim]
+    sends, receives = {}, {}
+    index: list[Any] = [slice(None)] * array.ndim
+    lo, hi = owned(m, comm.size, comm.rank)
+    out_shape = list(array.shape)
+    out_shape[split_dim], out_shape[join_dim] = hi - lo, n
+    for r in range(comm.size):
+        index[split_dim] = slice(*owned(m, comm.size, r))
+        piece = array[tuple(index)]
+        shape = list(out_shape)
+        a, b = owned(n, comm.size, r)
+        shape[join_dim] = b - a
+        if r == comm.rank:
+            own = piece
+            continue
+        if piece.size:
+            sends[r] = piece
+        if np.prod(shape, dtype=np.int64):
+            receives[r] = (tuple(shape), array.dtype)
+    received = comm.exchange(sends, receives)
+    received[comm.rank] = own
+    parts = [received[r] for r in range(comm.size) if r in received]
+    return np.concatenate(parts, axis=join_dim)
+
+
+def broadcast(comm: Comm, array: Any, root: int = 0) -> Any:
+    """Give every rank the root's array; all pass an array of its shape and dtype. Adjoint: `reduce`."""
+    return comm.broadcast(array, root)
+
+
+def reduce(comm: Comm, array: Any, root: int = 0) -> Any:
+    """Give the root the sum and the others zeros. Adjoint: `broadcast`."""
+    total = comm.all_reduce(array)
+    return total if comm.rank == root else np.zeros_like(total)
+
+
+def shift(comm: Comm, array: Any, offset: int = 1, shape: tuple[int, ...] | None = None) -> Any:
+    """Pass the arrays round a ring by `offset` ranks; `shape` is what arrives, where it differs. Adjoint: ``-offset``."""
+    return comm.shift(array, offset, shape)
+
+
+all_reduce.adjoint = all_reduce
+all_gather.adjoint = reduce_scatter
+reduce_scatter.adjoint = all_gather
+all_to_all.adjoint = all_to_all
+broadcast.adjoint = reduce
+reduce.adjoint = broadcast
+shift.adjoint = shift

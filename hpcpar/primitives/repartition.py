@@ -1,0 +1,346 @@
+"""Repartition: the same logical array under another layout, as a cached plan of simple steps.
+
+A plan first slices (no message), then sums what is partial (a reduce-scatter where the target splits by the axis, an
+all-reduce else), then gathers or exchanges blocks, and last makes partial what the target wants partial. An array
+without partial axes moves exactly the words that a rank needs and does not hold.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Protocol
+
+import numpy as np
+
+from hpcpar.layout.layout import Layout
+from hpcpar.primitives import collectives
+from hpcpar.signature import Signature, signature
+
+Box = tuple[tuple[int, int], ...]
+
+
+class Step(Protocol):
+    """One step of a plan; `words` is what this rank receives."""
+
+    words: float
+
+    def __call__(self, array: Any) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Keep a part of what this rank holds: no message."""
+
+    index: tuple[slice, ...]
+    words: float = 0.0
+
+    def __call__(self, array: Any) -> Any:
+        return array[self.index]
+
+    def __str__(self) -> str:
+        return "slice"
+
+
+@dataclass(frozen=True)
+class ReduceScatter:
+    """Partial over an axis becomes split by it."""
+
+    comm: Any
+    dim: int
+    words: float
+
+    def __call__(self, array: Any) -> Any:
+        return collectives.reduce_scatter(self.comm, array, self.dim)
+
+    def __str__(self) -> str:
+        return f"reduce_scatter(dim {self.dim}, {self.comm.name})"
+
+
+@dataclass(frozen=True)
+class AllReduce:
+    """Partial over axes becomes replicated."""
+
+    comm: Any
+    words: float
+
+    def __call__(self, array: Any) -> Any:
+        return _in_memory_order(array, self.comm.all_reduce)
+
+    def __str__(self) -> str:
+        return f"all_reduce({self.comm.name})"
+
+
+@dataclass(frozen=True)
+class AllGather:
+    """Drop the last axes of the stack of one dim."""
+
+    comm: Any
+    dim: int
+    shapes: tuple[tuple[int, ...], ...]
+    words: float
+
+    def __call__(self, array: Any) -> Any:
+        return np.concatenate(self.comm.all_gather(array, self.shapes), axis=self.dim)
+
+    def __str__(self) -> str:
+        return f"all_gather(dim {self.dim}, {self.comm.name})"
+
+
+@dataclass(frozen=True)
+class Mask:
+    """Replicated becomes partial: index 0 of the axes keeps the value."""
+
+    keep: bool
+    words: float = 0.0
+
+    def __call__(self, array: Any) -> Any:
+        return array if self.keep else np.zeros_like(array)
+
+    def __str__(self) -> str:
+        return "keep on index 0"
+
+
+@dataclass(frozen=True)
+class Embed:
+    """Split becomes partial: the block among zeros, no message."""
+
+    shape: tuple[int, ...]
+    index: tuple[slice, ...]
+    words: float = 0.0
+
+    def __call__(self, array: Any) -> Any:
+        from hpcpar.kernels import array_module
+
+        out = array_module(array).zeros(self.shape, array.dtype)
+        out[self.index] = array
+        return out
+
+    def __str__(self) -> str:
+        return "embed in zeros"
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """The general move of blocks: every rank receives what it needs and does not hold, from one owner each."""
+
+    comm: Any
+    shape: tuple[int, ...]
+    own: tuple[tuple[slice, ...], tuple[slice, ...]] | None
+    sends: tuple[tuple[int, tuple[slice, ...]], ...]
+    receives: tuple[tuple[int, tuple[slice, ...], tuple[int, ...]], ...]
+    words: float
+
+    def __call__(self, array: Any) -> Any:
+        from hpcpar.kernels import array_module
+
+        received = self.comm.exchange(
+            {peer: array[index] for peer, index in self.sends},
+            {peer: (shape, array.dtype) for peer, _, shape in self.receives},
+        )
+        out = array_module(array).empty(self.shape, array.dtype)
+        if self.own is not None:
+            out[self.own[0]] = array[self.own[1]]
+        for peer, index, _ in self.receives:
+            out[index] = received[peer]
+        return out
+
+    def __str__(self) -> str:
+        return f"all_to_all({self.comm.name})"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The steps from one signature to another; `words` is the number of elements this rank receives."""
+
+    steps: tuple[Any, ...]
+    words: float
+
+    def __call__(self, array: Any) -> Any:
+        for step in self.steps:
+            array = step(array)
+        return array
+
+    def __str__(self) -> str:
+        return " -> ".join(str(s) for s in self.steps) or "nothing"
+
+
+def move(array: Any, source: Signature, target: Signature) -> Any:
+    """Return this rank's shard of the logical array under `target`. Collective over the axes that differ.
+
+    Adjoint: `move` from the target's resolved signature to the source's, as a gradient is a logical array too.
+    """
+    return array if source is target else plan(source, target)(array)
+
+
+def plan(source: Signature, target: Signature) -> Plan:
+    """Return the plan, kept with the source; pure arithmetic except that communicators are looked up."""
+    found = source.plans.get(target)
+    if found is None:
+        found = source.plans[target] = _make_plan(source, target)
+    return found
+
+
+def _make_plan(source: Signature, target: Signature) -> Plan:
+    if source.shape != target.shape or source.mesh is not target.mesh:
+        raise ValueError(f"a repartition keeps shape and mesh: {source!r} on {source.mesh!r} to {target!r} on {target.mesh!r}")
+    steps: list[Any] = []
+    at = _narrow(source, target, steps)
+    at = _reduce(at, target, steps)
+    at = _embed(at, target, steps)
+    at = _widen(at, target, steps)
+    new = tuple(a for a in target.partial if a not in at.partial)
+    if new:
+        steps.append(Mask(all(target.mesh.index(a) == 0 for a in new)))
+    return Plan(tuple(steps), sum(s.words for s in steps))
+
+
+def _relative(outer: Box, inner: Box) -> tuple[slice, ...]:
+    return tuple(slice(b0 - a0, b1 - a0) for (a0, _), (b0, b1) in zip(outer, inner, strict=True))
+
+
+def _step_to(at: Signature, dims: list[tuple[str, ...]], partial: tuple[str, ...]) -> Signature:
+    return signature(at.mesh, at.shape, Layout(*dims, partial=partial))
+
+
+def _narrow(at: Signature, target: Signature, steps: list[Any]) -> Signature:
+    """Slice by the axes that the target adds at the end of a stack and that are replicated so far."""
+    dims = list(at.dims)
+    for d, (have, want) in enumerate(zip(at.dims, target.dims, strict=True)):
+        if want[: len(have)] == have:
+            for axis in want[len(have) :]:
+                if axis in at.partial or axis in at.split_axes:
+                    break
+                dims[d] = (*dims[d], axis)
+    new = _step_to(at, dims, at.partial)
+    if new is not at:
+        steps.append(Slice(_relative(at.box, new.box)))
+    return new
+
+
+def _reduce(at: Signature, target: Signature, steps: list[Any]) -> Signature:
+    mesh = at.mesh
+    for d, want in enumerate(target.dims):
+        have = at.dims[d]
+        for axis in want[len(have) :] if want[: len(have)] == have else ():
+            if axis not in at.partial:
+                break
+            dims = list(at.dims)
+            dims[d] = (*dims[d], axis)
+            new = _step_to(at, dims, tuple(a for a in at.partial if a != axis))
+            steps.append(ReduceScatter(mesh.comm(axis), d, at.local_size - new.local_size))
+            at = _narrow(new, target, steps)
+    left = tuple(a for a in at.partial if a not in target.partial)
+    if left:
+        comm = mesh.comm(*left)
+        steps.append(AllReduce(comm, 2 * (comm.size - 1) / comm.size * at.local_size))
+        at = _step_to(at, list(at.dims), tuple(a for a in at.partial if a in target.partial))
+        at = _narrow(at, target, steps)
+    return at
+
+
+def _embed(at: Signature, target: Signature, steps: list[Any]) -> Signature:
+    """Split axes that the target has as partial: the block among zeros."""
+    axes = [a for a in target.partial if a in at.split_axes]
+    dims = list(at.dims)
+    for d, have in enumerate(at.dims):
+        keep = have
+        while keep and keep[-1] in axes:
+            keep = keep[:-1]
+        if any(a in axes for a in keep):  # the axis is inside the stack: bring it out first
+            keep_first = tuple(a for a in keep if a not in axes)
+            middle_dims = list(dims)
+            middle_dims[d] = keep_first
+            middle = _step_to(at, middle_dims, at.partial)
+            _blocks_to(at, middle, steps)
+            at = middle
+            keep = keep_first
+        dims[d] = keep
+    now = [a for a in axes if a in at.split_axes]
+    new = _step_to(at, dims, at.mesh.sort([*at.partial, *now]))
+    if new is not at:
+        steps.append(Embed(new.local_shape, _relative(new.box, at.box)))
+    return new
+
+
+def _widen(at: Signature, target: Signature, steps: list[Any]) -> Signature:
+    """Gather, or exchange blocks, until the dims are the target's."""
+    if at.dims == target.dims:
+        return at
+    drops = [d for d, (have, want) in enumerate(zip(at.dims, target.dims, strict=True)) if have != want]
+    if all(at.dims[d][: len(target.dims[d])] == target.dims[d] for d in drops):
+        for d in drops:
+            dims = list(at.dims)
+            dims[d] = target.dims[d]
+            new = _step_to(at, dims, at.partial)
+            comm, shapes = at.mesh.comm(*at.dims[d][len(dims[d]) :]), []
+            if at.mesh.sort(at.dims[d][len(dims[d]) :]) != at.dims[d][len(dims[d]) :]:
+                _blocks_to(at, new, steps)  # the stack is not in mesh order: ranks are not in block order
+            else:
+                for coords in _peers(at, comm.size, at.dims[d][len(dims[d]) :]):
+                    shapes.append(tuple(b - a for a, b in at.box_at(coords)))
+                steps.append(AllGather(comm, d, tuple(shapes), new.local_size - at.local_size))
+            at = new
+        return at
+    new = _step_to(at, list(target.dims), at.partial)
+    _blocks_to(at, new, steps)
+    return new
+
+
+def _peers(at: Signature, size: int, axes: tuple[str, ...]) -> list[dict[str, int]]:
+    """Coordinates of the ranks of the communicator along `axes`, in its rank order."""
+    mesh, axes = at.mesh, at.mesh.sort(axes)
+    result = []
+    for r in range(size):
+        coords, rest = mesh.coords, r
+        for axis in reversed(axes):
+            coords[axis] = rest % mesh.shape[axis]
+            rest //= mesh.shape[axis]
+        result.append(coords)
+    return result
+
+
+def _meet(a: Box, b: Box) -> Box | None:
+    box = tuple((max(a0, b0), min(a1, b1)) for (a0, a1), (b0, b1) in zip(a, b, strict=True))
+    return box if all(lo < hi for lo, hi in box) else None
+
+
+def _blocks_to(source: Signature, target: Signature, steps: list[Any]) -> None:
+    """Append the general exchange between two ways of splitting.
+
+    Along axes that do not split the source its blocks are replicated; a rank then takes them from the owner that
+    shares its own coordinate there, so each element arrives once and what a rank holds itself is never sent.
+    """
+    mesh = source.mesh
+    axes = mesh.sort({*source.split_axes, *target.split_axes})
+    comm = mesh.comm(*axes)
+    everyone = _peers(source, comm.size, axes)
+    replicated = [a for a in axes if a not in source.split_axes]
+    mine = mesh.coords
+    sends, receives, own, words = [], [], None, 0
+    for peer, coords in enumerate(everyone):
+        if any(coords[a] != mine[a] for a in replicated):
+            continue
+        out = _meet(source.box, target.box_at(coords))
+        into = _meet(source.box_at(coords), target.box)
+        if peer == comm.rank:
+            if out:
+                own = (_relative(target.box, out), _relative(source.box, out))
+            continue
+        if out:
+            sends.append((peer, _relative(source.box, out)))
+        if into:
+            shape = tuple(b - a for a, b in into)
+            receives.append((peer, _relative(target.box, into), shape))
+            words += prod(shape)
+    steps.append(Exchange(comm, target.local_shape, own, tuple(sends), tuple(receives), words))
+
+
+def _in_memory_order(array: Any, function: Any) -> Any:
+    """Apply an elementwise message to a channels-last array of 4 or 5 dims without transposing it twice.
+
+    The order is a function of the number of dims only: strides may differ between ranks where a dim has length 1.
+    """
+    if array.ndim not in (4, 5):
+        return function(array)
+    return np.moveaxis(function(np.moveaxis(array, 1, -1)), -1, 1)

@@ -1,0 +1,274 @@
+"""Tensor: one logical array, held as a shard on each rank under a layout."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from hpcpar import autograd
+from hpcpar.autograd import Contributions, Node
+from hpcpar.layout.layout import Layout
+from hpcpar.mesh import Mesh, current_mesh
+from hpcpar.primitives.repartition import move
+from hpcpar.signature import Signature, signature
+
+
+class Tensor:
+    """One logical array under a layout; made by `tensor`, `from_shard` or an operation.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        Global shape.
+    shard : array
+        This rank's piece; of a tensor with partial axes a share of the value, not the value.
+    layout : Layout
+        Without axes of length 1.
+    mesh : Mesh
+    dtype : numpy.dtype
+    grad : Tensor or None
+    requires_grad : bool
+
+    Notes
+    -----
+    The layout says how the value is represented and never changes it: every operation, and every gradient, is a function
+    of logical arrays.
+    """
+
+    __slots__ = ("__weakref__", "_data", "_moved", "grad", "hooks", "name", "node", "requires_grad", "sig")
+    __array_ufunc__ = None  # NumPy operands leave the operation to us
+    is_parameter = False
+
+    def __init__(self, data: Any, sig: Signature, requires_grad: bool = False) -> None:
+        self._data = data
+        self.sig = sig
+        self.requires_grad = requires_grad
+        self.grad: Tensor | None = None
+        self.node: Node | None = None
+        self._moved: list | None = None
+        self.hooks: list[Callable[[Tensor], None]] | None = None
+        self.name = ""
+        if requires_grad:
+            self._make_leaf()
+
+    def _make_leaf(self) -> None:
+        self.node = Node(self.sig, None, None, (), (), None)
+        self.node.leaf = self
+
+    # ---- what it is
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.sig.shape
+
+    @property
+    def ndim(self) -> int:
+        return len(self.sig.shape)
+
+    @property
+    def layout(self) -> Layout:
+        return self.sig.layout
+
+    @property
+    def mesh(self) -> Mesh:
+        return self.sig.mesh
+
+    @property
+    def shard(self) -> Any:
+        return self._data
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self._data.dtype
+
+    @property
+    def is_leaf(self) -> bool:
+        return self.node is None or self.node.op is None
+
+    def size(self, dim: int | None = None) -> Any:
+        """Return the global shape, or the global length of one dim."""
+        return self.sig.shape if dim is None else self.sig.shape[dim]
+
+    def numel(self) -> int:
+        """Return the number of elements of the global array."""
+        return self.sig.size
+
+    def __len__(self) -> int:
+        if not self.sig.shape:
+            raise TypeError("len() of a 0-dim tensor")
+        return self.sig.shape[0]
+
+    def __repr__(self) -> str:
+        kind = "Parameter" if self.is_parameter else "Tensor"
+        grad = ", requires_grad=True" if self.requires_grad else ""
+        return f"{kind}(shape={self.shape}, {self.layout!r}, dtype={self.dtype}, shard {self._data.shape}{grad})"
+
+    # ---- values
+
+    def numpy(self) -> np.ndarray:
+        """Return the whole array on every rank, on the host. Collective."""
+        from hpcpar.transport.device import to_host
+
+        whole = self.moved(signature(self.mesh, self.shape, Layout()))
+        return np.array(to_host(whole))
+
+    def item(self) -> Any:
+        """Return the value of a tensor with one element; it must be replicated, so that no rank waits for another."""
+        if self.sig.size != 1:
+            raise ValueError(f"item() of a tensor of shape {self.shape}; only one element can be a number")
+        if self.sig.partial or self.sig.split_axes:
+            raise RuntimeError(
+                f"the value lies as {self.layout!r}, on several ranks; call .resolve() (collective) before item() or float()"
+            )
+        return self._data.item()
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __bool__(self) -> bool:
+        return bool(self.item())
+
+    def detach(self) -> Tensor:
+        """Return the same value without its history."""
+        return Tensor(self._data, self.sig)
+
+    def moved(self, target: Signature) -> Any:
+        """Return this rank's shard under another signature; a move is made once while anybody holds its result."""
+        if target is self.sig:
+            return self._data
+        if self._moved is None:
+            self._moved = []
+        for sig, held in self._moved:
+            if sig is target:
+                array = held()
+                if array is not None:
+                    return array
+        array = move(self._data, self.sig, target)
+        self._moved = [(s, h) for s, h in self._moved if h() is not None and s is not target]
+        self._moved.append((target, weakref.ref(array)))
+        return array
+
+    def set_data(self, data: Any) -> None:
+        """Replace the shard (an optimizer step, a load): remembered moves are dropped."""
+        if data.shape != self.sig.local_shape:
+            raise ValueError(f"the shard of {self!r} has shape {self.sig.local_shape}, got {data.shape}")
+        self._data = data
+        self._moved = None
+
+    def changed(self) -> None:
+        """Say that the shard was changed in place: remembered moves are dropped."""
+        self._moved = None
+
+    # ---- gradients
+
+    def requires_grad_(self, requires_grad: bool = True) -> Tensor:
+        """Ask for a gradient (of a leaf), and return the tensor."""
+        if not self.is_leaf:
+            raise RuntimeError("only a leaf can change whether it requires a gradient; use detach()")
+        self.requires_grad = requires_grad
+        if requires_grad and self.node is None:
+            self._make_leaf()
+        if not requires_grad:
+            self.node = None
+        return self
+
+    def backward(self, gradient: Tensor | None = None, retain_graph: bool = False) -> None:
+        """Accumulate gradients into the leaves; `gradient` is a tensor of this shape (a 1 for a scalar). Collective."""
+        shard = None
+        if gradient is not None:
+            if gradient.shape != self.shape:
+                raise ValueError(f"the gradient has shape {gradient.shape}, the tensor {self.shape}")
+            shard = gradient.moved(self.sig.resolved)
+        autograd.backward(self, shard, retain_graph)
+
+    def _accumulate(self, contributions: Contributions) -> None:
+        """Take the settled gradient of a leaf; see `autograd.parameter_target` for what stays partial."""
+        if self.is_parameter:
+            target = autograd.parameter_target(contributions, self.sig, self.grad.sig if self.grad is not None else None)
+        else:
+            target = self.sig.resolved
+        total = autograd.settle(contributions, target)
+        if self.grad is None:
+            self.grad = Tensor(total, target)
+        elif self.grad.sig is target:
+            self.grad = Tensor(self.grad._data + total, target)
+        else:
+            self.grad = Tensor(move(self.grad._data, self.grad.sig, target) + total, target)
+        for hook in self.hooks or ():
+            hook(self)
+
+    def on_gradient(self, hook: Callable[[Tensor], None]) -> None:
+        """Call ``hook(self)`` in backward, when the gradient of this leaf is complete."""
+        self.hooks = [*(self.hooks or ()), hook]
+
+
+class Parameter(Tensor):
+    """A tensor that a module trains. Its gradient may stay partial over axes on which it is replicated.
+
+    Attributes
+    ----------
+    order : tuple of int or None
+        The permutation of dims by which its memory is walked (convolution weights are stored kernel first), where that
+        is not the logical order.
+    """
+
+    __slots__ = ("order",)
+    is_parameter = True
+
+    def __init__(self, data: Any, sig: Signature, requires_grad: bool = True, order: tuple[int, ...] | None = None) -> None:
+        super().__init__(data, sig, requires_grad)
+        self.order = order
+
+
+def tensor(
+    array: Any,
+    mesh: Mesh | None = None,
+    layout: Layout | None = None,
+    requires_grad: bool = False,
+    dtype: Any = None,
+) -> Tensor:
+    """Make a tensor from a global array that every rank holds; each rank keeps its block. No message.
+
+    Parameters
+    ----------
+    array : array_like
+        The same value on every rank.
+    mesh : Mesh, optional
+        The current mesh by default.
+    layout : Layout, optional
+        Replicated by default. Over partial axes, index 0 keeps the value and the others hold zeros.
+    """
+    array = array if hasattr(array, "__array_function__") else np.asarray(array)
+    if dtype is not None:
+        array = array.astype(dtype, copy=False)
+    mesh = mesh or current_mesh()
+    sig = signature(mesh, tuple(array.shape), layout or Layout())
+    whole = signature(mesh, sig.shape, Layout())
+    shard = move(array, whole, sig)
+    if shard.base is not None or shard is array:
+        shard = shard.copy(order="K")  # a view would keep the whole array alive
+    return Tensor(shard, sig, requires_grad)
+
+
+def from_shard(
+    shard: Any, shape: tuple[int, ...], mesh: Mesh | None = None, layout: Layout | None = None, requires_grad: bool = False
+) -> Tensor:
+    """Make a tensor of global `shape` from this rank's block, which is not copied. No message.
+
+    Raises
+    ------
+    ValueError
+        When the block has another shape than the block rule gives this rank.
+    """
+    sig = signature(mesh or current_mesh(), tuple(shape), layout or Layout())
+    if tuple(shard.shape) != sig.local_shape:
+        raise ValueError(
+            f"the shard has shape {tuple(shard.shape)}; rank {sig.mesh.rank} owns {sig.local_shape} of {sig.shape} under {sig.layout!r}"
+        )
+    return Tensor(shard, sig, requires_grad)

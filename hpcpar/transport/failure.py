@@ -1,0 +1,45 @@
+"""Everybody or nobody: an exception that nobody catches on one rank ends the job on all of them."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from types import TracebackType
+
+from mpi4py import MPI
+
+EXIT_CRASH = 1
+EXIT_USER_ERROR = 2
+
+_installed = False
+
+
+def abort(code: int = EXIT_CRASH) -> None:
+    """End the whole job now; does not return."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    MPI.COMM_WORLD.Abort(code)
+
+
+def install_excepthook() -> None:
+    """Make an uncaught exception print its rank and traceback once and abort the job; idempotent.
+
+    With one rank the interpreter's own hook is kept: there is nobody else to stop.
+    """
+    global _installed
+    if _installed or MPI.COMM_WORLD.Get_size() == 1:
+        return
+    _installed = True
+    previous = sys.excepthook
+
+    def hook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
+        if issubclass(kind, SystemExit):
+            previous(kind, value, trace)
+            return
+        rank, size = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
+        text = "".join(traceback.format_exception(kind, value, trace))
+        # one write, so that the lines of several failing ranks do not mix
+        sys.stderr.write(f"rank {rank} of {size} failed and stops the job:\n{text}")
+        abort(EXIT_CRASH)
+
+    sys.excepthook = hook
