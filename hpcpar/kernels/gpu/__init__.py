@@ -1,0 +1,1 @@
+"""Fused CuPy kernels. Imported when a CuPy array arrives; what is not here is served by the generic code."""
