@@ -1,0 +1,89 @@
+"""Programs started under the mpiexec of this interpreter, with whatever MPI it has."""
+
+import os
+import time
+
+import numpy as np
+import pytest
+
+from hpcpar.testing import MpiTimeout, launch_environment, mpi_run
+
+pytestmark = pytest.mark.spawns_mpi
+
+
+def sum_of_ranks(offset):
+    from mpi4py import MPI
+
+    total = MPI.COMM_WORLD.allreduce(MPI.COMM_WORLD.rank + offset)
+    return {"total": total, "size": MPI.COMM_WORLD.size, "threads": os.environ["OMP_NUM_THREADS"]}
+
+
+def raise_on_rank_one():
+    from mpi4py import MPI
+
+    if MPI.COMM_WORLD.rank == 1:
+        raise RuntimeError("rank one has had enough")
+    MPI.COMM_WORLD.barrier()
+
+
+def sleep_for_ever():
+    print("going to sleep", flush=True)
+    time.sleep(600)
+
+
+def test_a_function_runs_on_every_rank_and_its_values_come_back():
+    run = mpi_run(3, sum_of_ranks, 10).check()
+    assert run.results == {rank: {"total": 33, "size": 3, "threads": "1"} for rank in range(3)}
+
+
+def test_a_script_gets_its_arguments(tmp_path):
+    script = tmp_path / "show.py"
+    script.write_text("import sys\nfrom mpi4py import MPI\nprint(MPI.COMM_WORLD.size, sys.argv[1:])\n")
+    run = mpi_run(2, script, "--set", "a=1", cwd=tmp_path).check()
+    assert run.stdout.count("2 ['--set', 'a=1']") == 2
+
+
+def test_interpreter_arguments_and_variables_are_passed_on():
+    words = ["-c", "import os, hpcpar.testing; print('got', os.environ['WORD'], os.environ['OMP_NUM_THREADS'])"]
+    run = mpi_run(2, words, env={"WORD": "this", "OMP_NUM_THREADS": "2"}).check()
+    assert run.stdout.count("got this 2") == 2
+
+
+def test_an_exception_on_one_rank_ends_the_job_and_is_shown():
+    run = mpi_run(2, raise_on_rank_one)
+    assert run.returncode != 0
+    assert "rank one has had enough" in run.stderr
+    assert run.results == {}
+    with pytest.raises(AssertionError, match="rank one has had enough"):
+        run.check()
+
+
+def test_a_job_that_hangs_is_ended_and_shows_what_it_wrote():
+    begin = time.monotonic()
+    with pytest.raises(MpiTimeout, match="going to sleep"):
+        mpi_run(2, sleep_for_ever, timeout=5)
+    assert time.monotonic() - begin < 30
+
+
+def test_only_functions_that_another_process_can_find_are_accepted():
+    with pytest.raises(ValueError, match="top level"):
+        mpi_run(2, lambda: None)
+
+
+def test_environment_names_no_rank_of_this_process(monkeypatch):
+    monkeypatch.setenv("PMI_RANK", "3")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "3")
+    env = launch_environment({"MORE": "1"})
+    assert "PMI_RANK" not in env and "OMPI_COMM_WORLD_RANK" not in env
+    assert env["MORE"] == "1" and env["PATH"] == os.environ["PATH"]
+
+
+def test_large_values_come_back_whole():
+    run = mpi_run(2, large_block).check()
+    assert all(np.array_equal(run.results[r], np.full(100_000, r)) for r in range(2))
+
+
+def large_block():
+    from mpi4py import MPI
+
+    return np.full(100_000, MPI.COMM_WORLD.rank)
