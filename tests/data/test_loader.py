@@ -110,7 +110,7 @@ def test_each_iteration_is_one_epoch_with_new_draws(volumes):
     loader = Loader(volumes, Sampler(SAMPLES, 3, seed=1), transforms=[Noise(seed=2)])
     first, second = list(loader), list(loader)
     assert loader.position == Position(2, 0) and len(first) == len(second) == len(loader) == 3
-    one, two = ({int(i): x for b in epoch for i, x in zip(b.indices, b.input, strict=True)} for epoch in (first, second))
+    one, two = ({int(i): x for b in e for i, x in zip(b.indices, b.input, strict=True)} for e in (first, second))
     assert sorted(one) == sorted(two) == list(range(SAMPLES))
     assert all(not np.array_equal(one[i], two[i]) for i in range(SAMPLES))
 
