@@ -184,13 +184,17 @@ def _resolve(name: str, chains: dict[str, tuple[Callable, ...]]) -> tuple[Callab
         if implementation == "numpy":
             continue
         if not available(implementation):
-            notice(f"{_State.missing[implementation]} (hpcpar runs {family} kernels by the next choice)")
+            notice(f"{_State.missing[implementation]}; {' and '.join(_served(implementation))} run by the next choice")
             continue
         function = getattr(_module(implementation, family), name, None)
         if function is not None:
             found.append(function)
     chains[name] = (*found, reference)
     return chains[name]
+
+
+def _served(implementation: str) -> list[str]:
+    return [family for family, order in preferences().items() if implementation in order]
 
 
 def _module(implementation: str, family: str) -> ModuleType | None:

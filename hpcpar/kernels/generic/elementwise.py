@@ -49,7 +49,9 @@ def gelu_backward(g: Array, x: Array, approximate: bool = False) -> Array:
         t = np.tanh(_TANH_SCALE * (x + _TANH_CUBIC * x * x * x))
         inner = _TANH_SCALE * (1 + 3 * _TANH_CUBIC * x * x)
         return g * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * inner)
-    return g * (0.5 * (1 + erf(x * _SQRT_HALF)) + x * np.exp(-0.5 * x * x) * _INV_SQRT_2PI)
+    with np.errstate(over="ignore"):  # the square, where exp is 0 in any case
+        density = np.exp(-0.5 * x * x)
+    return g * (0.5 * (1 + erf(x * _SQRT_HALF)) + x * density * _INV_SQRT_2PI)
 
 
 def sigmoid(x: Array) -> Array:

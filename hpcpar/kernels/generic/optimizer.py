@@ -86,12 +86,7 @@ def _adam(p, g, m, v, step, lr, beta1, beta2, eps, decay, decoupled, vmax, grad_
         if top is not None:
             np.maximum(top, b, out=top)
             b = top
-        denominator = np.sqrt(b)
-        denominator /= root
-        denominator += eps
-        np.divide(a, denominator, out=denominator)
-        denominator *= size
-        q -= denominator
+        q -= size * a / (np.sqrt(b) / root + eps)
 
 
 def add_into(dst: Array, src: Array) -> None:
