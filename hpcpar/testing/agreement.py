@@ -17,7 +17,7 @@ from mpi4py import MPI
 WATCHDOG_SECONDS = float(os.environ.get("HPCPAR_TEST_WATCHDOG", "100"))
 """Seconds one phase of a test may take."""
 
-PATIENCE_SECONDS = 15.0
+PATIENCE_SECONDS = float(os.environ.get("HPCPAR_TEST_PATIENCE", "15"))
 """Seconds the other ranks have to come out of a test that failed on this one."""
 
 PASSED, SKIPPED, FAILED = range(3)

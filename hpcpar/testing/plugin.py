@@ -75,9 +75,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_report_header(config: pytest.Config) -> str:
     """Say which MPI runs the tests on how many ranks."""
     ranks = _ranks(config)
-    library = MPI.Get_library_version().replace("\n", " ").split(",")[0]
+    library = " ".join(MPI.Get_library_version().split(",")[0].replace("Version:", "").split()[:3])
     hosts = len({name for name, _ in ranks.processes})
-    return f"hpcpar: rank {ranks.rank} of {ranks.size} on {hosts} node(s), {' '.join(library.split()[:4])}"
+    return f"hpcpar: rank {ranks.rank} of {ranks.size} on {hosts} node(s), {library}"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

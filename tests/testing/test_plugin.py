@@ -69,8 +69,9 @@ def test_a_rank_left_alone_in_a_collective_call_shows_its_stack_and_ends(run):
             assert comm.rank == 0, "left early"
             comm.barrier()
         """,
+        HPCPAR_TEST_PATIENCE="1",
     )
-    assert done.returncode != 0 and done.results == {}
+    assert done.returncode != 0
     assert "left early" in done.stderr
     assert re.search(r'File ".*test_it.py", line 5 in test_a', done.stderr), "the stack of the waiting rank"
 
