@@ -1,0 +1,247 @@
+"""Convolution by oneDNN: float32, channels last, all three passes.
+
+Sources may be views with gaps (buffers with halos); destinations are dense. Weights stay in their plain array and are
+brought into each pass's own format at each use, which costs less than a hundredth of the convolution. oneDNN asks for
+sizes and paddings that fit together exactly; the padding after the input follows from the sizes, and what a negative
+padding cuts off is cut off the view first. Calls that are not served here are declined, by NotImplemented.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ...arrays import Array, empty_channels_last, is_channels_last, last, to_channels_last, zeros_channels_last
+from ...generic.conv import check
+from ...registry import notice
+from .library import Library, OneDNNError, load
+from .primitive import (
+    ARGUMENT,
+    Attributes,
+    Descriptor,
+    Primitive,
+    PrimitiveDescriptor,
+    _Dims,
+    address,
+    reorder,
+    thread,
+)
+
+#: Multiplications from which an unoptimised implementation ("ref...", some 100 times slower) is refused.
+REFUSE_ABOVE = 1e6
+
+_FORWARD_TRAINING, _DIRECT = 64, 1
+
+Padding = Sequence[tuple[int, int]]
+
+
+def conv_forward(x: Array, w: Array, bias: Array | None, stride: Sequence[int], padding: Padding,
+                 dilation: Sequence[int], groups: int = 1, out: Array | None = None,
+                 slope: float | None = None) -> Array:
+    """See the reference, `hpcpar.kernels.generic.conv.conv_forward`."""
+    sizes = check(x, w, stride, padding, dilation, groups)
+    shape = (x.shape[0], w.shape[0], *sizes)
+    if x.dtype != np.float32 or w.dtype != np.float32 or (out is not None and out.shape != shape):
+        return NotImplemented
+    source, before, after = fit(x, w.shape[2:], sizes, stride, [lo for lo, _ in padding], dilation)
+    if 0 in shape or 0 in source.shape or 0 in w.shape:
+        return NotImplemented
+    pass_ = _prepare("forward", source, w, shape, stride, before, after, dilation, groups, bias is not None, slope)
+    if pass_ is None:
+        return NotImplemented
+    dense = out is not None and out.dtype == np.float32 and is_channels_last(out)
+    y = out if dense else empty_channels_last(shape, np.float32)
+    addresses = [address(source), pass_.weights(w)]
+    if bias is not None:
+        bias = np.ascontiguousarray(bias, np.float32)
+        addresses.append(address(bias))
+    pass_.primitive(*addresses, address(y))
+    if out is None or dense:
+        return y
+    out[...] = y
+    return out
+
+
+def conv_backward_data(dy: Array, w: Array, x_shape: Sequence[int], stride: Sequence[int], padding: Padding,
+                       dilation: Sequence[int], groups: int = 1) -> Array:
+    """See the reference, `hpcpar.kernels.generic.conv.conv_backward_data`."""
+    x_shape = tuple(x_shape)
+    if dy.dtype != np.float32 or w.dtype != np.float32 or 0 in dy.shape or 0 in x_shape or 0 in w.shape:
+        return NotImplemented
+    lo = [before for before, _ in padding]
+    used, before, after = _used(x_shape[2:], w.shape[2:], dy.shape[2:], stride, lo, dilation)
+    inner = (*x_shape[:2], *(s.stop - s.start for s in used))
+    if 0 in inner:
+        return NotImplemented
+    source = strided(dy)
+    pass_ = _prepare("backward_data", source, w, inner, stride, before, after, dilation, groups)
+    if pass_ is None:
+        return NotImplemented
+    part = empty_channels_last(inner, np.float32)
+    pass_.primitive(address(source), pass_.weights(w), address(part))
+    if inner == x_shape:
+        return part
+    dx = zeros_channels_last(x_shape, np.float32)
+    dx[(slice(None), slice(None), *used)] = part
+    return dx
+
+
+def conv_backward_weight(x: Array, dy: Array, w_shape: Sequence[int], stride: Sequence[int], padding: Padding,
+                         dilation: Sequence[int], groups: int = 1) -> Array:
+    """See the reference, `hpcpar.kernels.generic.conv.conv_backward_weight`."""
+    w_shape = tuple(w_shape)
+    if x.dtype != np.float32 or dy.dtype != np.float32 or 0 in dy.shape or 0 in x.shape or 0 in w_shape:
+        return NotImplemented
+    source, before, after = fit(x, w_shape[2:], dy.shape[2:], stride, [lo for lo, _ in padding], dilation)
+    if 0 in source.shape:
+        return NotImplemented
+    grad = strided(dy)
+    nd = x.ndim - 2
+    dw = np.empty((*w_shape[2:], w_shape[1], w_shape[0]), np.float32).transpose(nd + 1, nd, *range(nd))
+    pass_ = _prepare("backward_weights", source, dw, grad, stride, before, after, dilation, groups)
+    if pass_ is None:
+        return NotImplemented
+    if pass_.convert is None:
+        pass_.primitive(address(source), address(grad), address(dw))
+    else:
+        own = thread().buffer("weights", pass_.nbytes)
+        pass_.primitive(address(source), address(grad), own)
+        pass_.convert(own, address(dw))
+    return dw
+
+
+class _Pass:
+    """One pass of one layer: its primitive, and the primitive that converts the weights if the formats differ."""
+
+    def __init__(self, primitive: Primitive, convert: Primitive | None, nbytes: int) -> None:
+        self.primitive, self.convert, self.nbytes = primitive, convert, nbytes
+
+    def weights(self, w: Array) -> int:
+        """Address of the weights in the primitive's format."""
+        if self.convert is None:
+            return address(w)
+        own = thread().buffer("weights", self.nbytes)
+        self.convert(address(w), own)
+        return own
+
+
+def fit(x: Array, kernel: Sequence[int], out: Sequence[int], stride: Sequence[int], lo: Sequence[int],
+        dilation: Sequence[int]) -> tuple[Array, tuple[int, ...], tuple[int, ...]]:
+    """The part of x that a convolution reads, as a view oneDNN can describe, and the exact paddings around it."""
+    used, before, after = _used(x.shape[2:], kernel, out, stride, lo, dilation)
+    return strided(x[(slice(None), slice(None), *used)]), before, after
+
+
+def strided(a: Array) -> Array:
+    """``a`` itself if it is channels last up to gaps, else a dense copy."""
+    least = a.itemsize
+    for size, step in zip(last(a).shape[::-1], last(a).strides[::-1], strict=True):
+        if size > 1 and (step < least or step % a.itemsize):
+            return to_channels_last(a)
+        least = max(least, step * size if size > 1 else least)
+    c = a.strides[1]
+    return a if a.shape[1] == 1 or c == a.itemsize else to_channels_last(a)
+
+
+def _used(spatial: Sequence[int], kernel: Sequence[int], out: Sequence[int], stride: Sequence[int],
+          lo: Sequence[int], dilation: Sequence[int]) -> tuple[tuple[slice, ...], tuple[int, ...], tuple[int, ...]]:
+    """Per dim: the inputs to keep, and the paddings before and after them with which the sizes fit exactly.
+
+    A negative padding after the input is kept where it is smaller than a stride: oneDNN knows unused last inputs.
+    """
+    slices, before, after = [], [], []
+    for n, k, o, s, b, d in zip(spatial, kernel, out, stride, lo, dilation, strict=True):
+        start = min(n, max(0, -b))
+        need = (o - 1) * s + (k - 1) * d + 1 - max(0, b)  # inputs from `start` on up to the last one read
+        stop = n if need - (n - start) > -s else start + max(0, need)
+        slices.append(slice(start, stop))
+        before.append(max(0, b))
+        after.append(need - (stop - start))
+    return tuple(slices), tuple(before), tuple(after)
+
+
+def _prepare(kind: str, source: Array, w: Array, other: Array | tuple[int, ...], stride: Sequence[int],
+             before: tuple[int, ...], after: tuple[int, ...], dilation: Sequence[int], groups: int,
+             bias: bool = False, slope: float | None = None) -> _Pass | None:
+    """The pass for these arrays, from the thread's cache; None where oneDNN has no fast implementation.
+
+    ``other`` is the second source (dY of the weight gradient) or the shape of the dense result.
+    """
+    second = _strides(other) if isinstance(other, np.ndarray) else None
+    shape = other.shape if second else other
+    key = (kind, source.shape, _strides(source), w.shape, w.strides, shape, second, tuple(stride), before, after,
+           tuple(dilation), groups, bias, slope)
+    return thread().cached(key, lambda: _build(*key))
+
+
+def _build(kind, src, src_strides, w_shape, w_strides, shape, second, stride, before, after, dilation, groups, bias,
+           slope) -> _Pass | None:
+    library = load()
+    first = Descriptor(library, src, src_strides)
+    other = Descriptor(library, shape, second or _dense(shape))
+    x, y = (other, first) if kind == "backward_data" else (first, other)
+    sizes, strides = w_shape, tuple(s // 4 for s in w_strides)
+    if groups > 1:
+        sizes = (groups, w_shape[0] // groups, *w_shape[1:])
+        strides = (strides[0] * sizes[1], *strides)
+    plain, wanted = Descriptor(library, sizes, strides), Descriptor(library, sizes, None)
+    shift = Descriptor(library, (w_shape[0],), (1,)) if bias else None
+    geometry = (_Dims(*stride), _Dims(*(d - 1 for d in dilation)), _Dims(*before), _Dims(*after))
+    try:
+        forward = PrimitiveDescriptor(
+            library, "dnnl_convolution_forward_primitive_desc_create", library.engine, _FORWARD_TRAINING, _DIRECT, x,
+            wanted, shift, y, *geometry, Attributes(library, slope))
+        descriptor = forward if kind == "forward" else PrimitiveDescriptor(
+            library, f"dnnl_convolution_{kind}_primitive_desc_create", library.engine, _DIRECT, x, wanted,
+            *((shift, y) if kind == "backward_weights" else (y,)), *geometry, forward, Attributes(library))
+    except OneDNNError:
+        return None
+    work = math.prod(src) // src[1] * math.prod(w_shape)
+    if descriptor.implementation.startswith("ref") and work > REFUSE_ABOVE:
+        notice(f"oneDNN {library.version} has only the slow implementation {descriptor.implementation!r} for the "
+               f"{kind} pass of a convolution of {src} with weights {w_shape}; it runs in NumPy")
+        return None
+    return _finish(library, kind, descriptor, first, other, plain, shift)
+
+
+def _finish(library: Library, kind: str, descriptor: PrimitiveDescriptor, first: Descriptor, other: Descriptor,
+            plain: Descriptor, shift: Descriptor | None) -> _Pass:
+    """The primitives of a pass; their arguments are (source, second source or weights, [bias], result)."""
+    role = "diff_weights" if kind == "backward_weights" else "weights"
+    native: Any = descriptor.memory(role)
+    names = {"forward": ("src", "weights", "dst"), "backward_data": ("diff_dst", "weights", "diff_src"),
+             "backward_weights": ("src", "diff_dst", "diff_weights")}[kind]
+    handles = [first.handle, other.handle, native] if kind == "backward_weights" else [
+        first.handle, native, other.handle]
+    arguments = [(ARGUMENT[name], handle) for name, handle in zip(names, handles, strict=True)]
+    if shift is not None:
+        arguments.insert(2, (ARGUMENT["bias"], shift.handle))
+    convert = None
+    if not library.c.dnnl_memory_desc_equal(plain.handle, native):
+        pair = (native, plain.handle) if kind == "backward_weights" else (plain.handle, native)
+        convert = reorder(library, *pair)
+    return _Pass(Primitive(library, descriptor, arguments), convert, descriptor.size(role))
+
+
+def _dense(shape: Sequence[int]) -> tuple[int, ...]:
+    """Element strides of a dense channels-last array."""
+    n, c, *spatial = shape
+    steps, step = [], c
+    for size in reversed(spatial):
+        steps.append(step)
+        step *= size
+    return (step, 1, *reversed(steps))
+
+
+def _strides(a: Array) -> tuple[int, ...]:
+    """Element strides, those of dims of size 1 as if the array were dense, for they may be anything."""
+    steps, step = [], 1
+    for size, stride in zip(last(a).shape[::-1], last(a).strides[::-1], strict=True):
+        step = stride // a.itemsize if size > 1 else step
+        steps.append(step)
+        step *= size
+    c, *spatial, n = steps
+    return (n, c, *reversed(spatial))
