@@ -13,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from hpcpar.data.orientation import Box, Orientation
-from hpcpar.data.streams import normal, stream, uniform
+from hpcpar.data.streams import stream, uniform
+from hpcpar.kernels import random_normal
 
 __all__ = ["BiasField", "Flip", "Gamma", "Key", "Noise", "ScaleShift", "SwapDims", "Transform"]
 
@@ -170,7 +171,7 @@ class Noise(Transform):
 
     def intensity(self, block: np.ndarray, key: Key, shape: tuple[int, ...], box: Box) -> None:
         sigma = self.draw(key, 1, 0.0, self.sigma)[0]
-        noise = normal(self.seed, stream("noise field", *key), shape, box, block.dtype)
+        noise = random_normal(self.seed, stream("noise field", *key), (1, *shape), ((0, 1), *box), block.dtype)[0]
         noise *= block.dtype.type(sigma)
         block += noise
 

@@ -171,9 +171,7 @@ class HDF5Dataset:
             if input in (None, pair[0]) and target in (None, pair[1]) and held.issuperset(pair):
                 return pair
         known = ", ".join(f"'{a}' and '{b}'" for a, b in KNOWN_PAIRS)
-        raise DataError(
-            f"{self.paths[0]} holds {sorted(held)}: none of the known pairs {known}; name input and target"
-        )
+        raise DataError(f"{self.paths[0]} holds {sorted(held)}: none of the known pairs {known}; name input and target")
 
     def _dataset(self, path: Path, key: str):
         file = self._handles.file(path)

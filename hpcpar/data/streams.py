@@ -10,7 +10,7 @@ import hashlib
 
 import numpy as np
 
-__all__ = ["normal", "permutation", "stream", "uniform", "words"]
+__all__ = ["permutation", "stream", "uniform", "words"]
 
 
 def stream(purpose: str, *numbers: int) -> int:
@@ -51,43 +51,3 @@ def permutation(seed: int, stream_number: int, count: int) -> np.ndarray:
     Sorting words is used in place of `Generator.permutation`, whose results NumPy may change between releases.
     """
     return np.argsort(words(seed, stream_number, count), kind="stable")
-
-
-def normal(seed: int, stream_number: int, shape: tuple[int, ...], box, dtype=np.float64) -> np.ndarray:
-    """
-    Block `box` of an array of standard normal numbers, each a function of (seed, stream, global index).
-
-    Element i (row-major, global) comes from words 2i and 2i + 1 by Box and Muller's formula (Ann. Math. Stat. 29,
-    1958), cosine branch.
-
-    Parameters
-    ----------
-    shape : tuple of int
-        Global shape.
-    box : tuple of (start, stop)
-        The block, one pair per dim.
-    dtype : dtype
-        Computed in float64 and rounded to this.
-    """
-    extent = [b - a for a, b in box]
-    out = np.empty(extent, np.float64)
-    if out.size == 0:
-        return out.astype(dtype)
-    split = len(shape)  # dims from `split` on are whole, so that their elements follow each other
-    while split > 0 and extent[split - 1] == shape[split - 1]:
-        split -= 1
-    split = max(split - 1, 0)
-    run = int(np.prod(extent[split:]))
-    strides = np.cumprod([1, *shape[:0:-1]])[::-1]
-    key = np.array([seed % 2**64, stream_number], dtype=np.uint64)
-    for index in np.ndindex(*extent[:split]):
-        first = sum((box[d][0] + i) * int(strides[d]) for d, i in enumerate(index))
-        if split < len(shape):
-            first += box[split][0] * int(strides[split])
-        generator = np.random.Philox(key=key).advance(2 * first // 4)
-        skip = 2 * first % 4
-        raw = generator.random_raw(skip + 2 * run)[skip:].reshape(run, 2)
-        u = ((raw >> np.uint64(11)) + 1.0) * 2.0**-53  # in (0, 1], so that the logarithm is finite
-        radius = np.sqrt(-2.0 * np.log(u[:, 0]))
-        out[index] = (radius * np.cos(2.0 * np.pi * u[:, 1])).reshape(extent[split:])
-    return out.astype(dtype)
