@@ -162,6 +162,14 @@ class InPlaceExchange:
         counter.record(self.operation, self.comm.name, len(self._sends), self.bytes_sent)
         return [self.comm.handle.Isend(_part(raw, rows, kind), peer, self._tag) for peer, rows, kind in self._sends]
 
+    def send_packed(self, messages: Sequence[np.ndarray]) -> list[MPI.Request]:
+        """Send C-contiguous arrays, one for each peer of the sends, in place of parts of a source that has gaps."""
+        counter.record(self.operation, self.comm.name, len(self._sends), self.bytes_sent)
+        return [
+            self.comm.handle.Isend([_raw(message), MPI.BYTE], peer, self._tag)
+            for (peer, _, _), message in zip(self._sends, messages, strict=True)
+        ]
+
     def free(self) -> None:
         """Free the vector types; the exchange is unusable afterwards. Local, and harmless if repeated."""
         for kind in self._types.values():
