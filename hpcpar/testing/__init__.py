@@ -18,6 +18,15 @@ _HOMES = {
     "assert_close_everywhere": "compare",
     "collective_assert": "compare",
     "dot_test": "compare",
+    "CaseCount": "layouts",
+    "draw_layout": "layouts",
+    "draw_mesh": "layouts",
+    "draw_mesh_shape": "layouts",
+    "run_cases": "layouts",
+    "shared_mesh": "layouts",
+    "all_or_none": "serial",
+    "compare_with_serial": "serial",
+    "operand": "serial",
 }
 __all__ = sorted(_HOMES)
 
