@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from hpcpar.kernels import array_module
-from hpcpar.kernels.arrays import empty_channels_last, last
+from hpcpar.kernels.arrays import last
 from hpcpar.layout.plan import DimPlan
 from hpcpar.primitives.boxes import Copies, fill_boxes, rows_of, single_box
 from hpcpar.primitives.channel import Channel, Message, Pending
@@ -94,6 +94,7 @@ class HaloExchange:
             f"rank {comm.rank} of {comm} is not at coordinates {coords} of parts {parts}"
         )
         self.padding = tuple(p.padding for p in self.plans)
+        self._to_logical = (0, len(parts) + 1, *range(1, len(parts) + 1))
         self.block_shape = (*lead, *(p.length for p in self.plans))
         self.shape = (*lead, *(p.size for p in self.plans))
         self._lent = self._messages([p.send for p in self.plans], "src", self.block_shape)
@@ -138,6 +139,11 @@ class HaloExchange:
 
         return cupy.empty(shape, self.dtype)
 
+    def _new(self, shape: tuple[int, ...]) -> tuple[Any, Any]:
+        """A new array of logical `shape` that lies channels last, and its view in memory order."""
+        memory = self._empty((shape[0], *shape[2:], shape[1]))
+        return memory.transpose(self._to_logical), memory
+
     # ---- forward
 
     def start(self, x: Any, fill: Any = 0, out: Any = None) -> Pending:
@@ -164,10 +170,12 @@ class HaloExchange:
                 return Pending(x)
             requests, staging = self._forward.start(source, None, _pack)
             return Pending(x, self._forward, requests, staging, _ignore)
-        buffer = empty_channels_last(self.shape, self.dtype, like=x) if out is None else out
-        target = self._memory(buffer, self.shape, "out")
-        if not target.flags.c_contiguous:
-            raise ValueError(f"out of shape {self.shape} has to lie channels last, its strides are {out.strides}")
+        if out is None:
+            buffer, target = self._new(self.shape)
+        else:
+            buffer, target = out, self._memory(out, self.shape, "out")
+            if not target.flags.c_contiguous:
+                raise ValueError(f"out of shape {self.shape} has to lie channels last, its strides are {out.strides}")
         requests, staging = self._forward.start(source, target, _pack)
         if out is None or not self._is_core(target, source):
             self._own.copy(target, source)
@@ -211,8 +219,7 @@ class HaloExchange:
         if self._same and not self._lent:
             return Pending(g)
         requests, staging = self._backward.start(source, None, _pack_adjoint)
-        dx = empty_channels_last(self.block_shape, self.dtype, like=g)
-        target = last(dx)
+        dx, target = self._new(self.block_shape)
         self._own.adjoint(target, source)
         return Pending(
             dx, self._backward, requests, staging, lambda m, received: m.copies.add_adjoint(target, received)
