@@ -1,0 +1,1 @@
+"""Training: typed configuration, the trainer, metrics and plots."""
