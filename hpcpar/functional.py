@@ -1,6 +1,7 @@
 """All operations under one name, as torch.nn.functional and torch have them."""
 
 from hpcpar.ops.activation import dropout, gelu, leaky_relu, log_softmax, relu, sigmoid, silu, softmax
+from hpcpar.ops.conv import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
 from hpcpar.ops.elementwise import abs, add, clamp, cos, div, exp, log, maximum, minimum, mul, neg, pow, sin, sqrt, sub, tanh, to, where
 from hpcpar.ops.linear import einsum, linear, matmul
 from hpcpar.ops.loss import cross_entropy, dice_loss, l1_loss, mse_loss, overlap_sums

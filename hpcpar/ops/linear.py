@@ -17,7 +17,7 @@ from hpcpar.ops.core import Op, Rule
 from hpcpar.ops.elementwise import add
 from hpcpar.ops.repartition import repartition
 from hpcpar.ops.shape import expand, squeeze, unsqueeze
-from hpcpar.primitives.repartition import plan
+from hpcpar.primitives.repartition import total_words
 from hpcpar.signature import Signature, signature
 from hpcpar.tensors import Tensor
 
@@ -118,23 +118,21 @@ def _gathered_on_use(axis: str, equation: Equation, used: dict[int, str], parame
 def _conflict(
     axis: str, mesh: Mesh, equation: Equation, sigs: Sequence[Signature], distinct: Sequence[str]
 ) -> LayoutError:
-    lengths = label_lengths(equation, sigs)
-    shape = tuple(lengths[c] for c in equation.result)
     choices = []
     for label in distinct:
-        words = 0.0
+        words = 0
         for labels, sig in zip(equation.operands, sigs, strict=True):
             dims = [tuple(a for a in s if a != axis or c == label) for c, s in zip(labels, sig.dims, strict=True)]
-            words += plan(sig, signature(mesh, sig.shape, Layout(*dims))).words
+            words += total_words(sig, signature(mesh, sig.shape, Layout(*dims)))
         if label in equation.result:
             dims = [axis if c == label else None for c in equation.result]
             text = repr(Layout(*dims))
         else:
             text = repr(Layout(partial=axis))
-        choices.append(f"out={text} moves {words:g} elements of the operands to each rank")
+        choices.append(f"out={text} moves {words} elements of the operands in all")
     shown = " and ".join(repr(s) for s in sigs)
     return LayoutError(
-        f"einsum {equation}: axis {axis!r} splits {' and '.join(distinct)} in {shown}; say which one the result of shape {shape} "
+        f"einsum {equation}: axis {axis!r} splits {' and '.join(distinct)} in {shown}; say which one the result "
         f"keeps: {'; '.join(choices)}"
     )
 

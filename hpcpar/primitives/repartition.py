@@ -195,6 +195,17 @@ def _make_plan(source: Signature, target: Signature) -> Plan:
     return Plan(tuple(steps), sum(s.words for s in steps))
 
 
+def total_words(source: Signature, target: Signature) -> int:
+    """Return how many elements all ranks together receive in a move between layouts without partial axes."""
+    mesh, total = source.mesh, 0
+    for index in np.ndindex(*mesh.shape.values()):
+        coords = dict(zip(mesh.axes, index, strict=True))
+        need = target.box_at(coords)
+        held = _meet(need, source.box_at(coords))
+        total += prod(b - a for a, b in need) - (prod(b - a for a, b in held) if held else 0)
+    return total
+
+
 def _relative(outer: Box, inner: Box) -> tuple[slice, ...]:
     return tuple(slice(b0 - a0, b1 - a0) for (a0, _), (b0, b1) in zip(outer, inner, strict=True))
 
