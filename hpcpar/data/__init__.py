@@ -1,6 +1,6 @@
 """Data: HDF5 samples read by hyperslab, samplers, augmentation, prefetch, and the built-in data sets."""
 
-from hpcpar.data.augment import BiasField, Flip, Gamma, Noise, ScaleShift, SwapDims, Transform
+from hpcpar.data.augment import BiasField, Flip, Gamma, Noise, ScaleShift, SwapDims, Transform, make_transforms
 from hpcpar.data.files import DataError
 from hpcpar.data.hdf5 import HDF5Dataset
 from hpcpar.data.loader import Batch, Loader
@@ -20,4 +20,5 @@ __all__ = [
     "ScaleShift",
     "SwapDims",
     "Transform",
+    "make_transforms",
 ]

@@ -16,7 +16,7 @@ from hpcpar.data.orientation import Box, Orientation
 from hpcpar.data.streams import stream, uniform
 from hpcpar.kernels import random_normal
 
-__all__ = ["BiasField", "Flip", "Gamma", "Key", "Noise", "ScaleShift", "SwapDims", "Transform"]
+__all__ = ["BiasField", "Flip", "Gamma", "Key", "Noise", "ScaleShift", "SwapDims", "Transform", "make_transforms"]
 
 
 class Key(NamedTuple):
@@ -174,6 +174,39 @@ class Noise(Transform):
         noise = random_normal(self.seed, stream("noise field", *key), (1, *shape), ((0, 1), *box), block.dtype)[0]
         noise *= block.dtype.type(sigma)
         block += noise
+
+
+def make_transforms(
+    flip: Sequence[int] = (),
+    swap: bool = False,
+    scale: float = 0.0,
+    shift: float = 0.0,
+    gamma: float = 0.0,
+    bias: float = 0.0,
+    noise: float = 0.0,
+    seed: int = 0,
+) -> list[Transform]:
+    """
+    The transforms that such numbers in a configuration ask for, in the order turn, gamma, bias, scale, shift, noise.
+
+    Parameters
+    ----------
+    flip : sequence of int
+        Spatial dims mirrored with probability 1/2.
+    swap : bool
+        Whether to exchange spatial dims.
+    scale, shift, gamma, bias, noise : float
+        Strengths, as in `ScaleShift`, `Gamma`, `BiasField` and `Noise`; 0 leaves a transform out.
+    """
+    chosen = [
+        (bool(flip), Flip(tuple(flip), seed=seed)),
+        (swap, SwapDims(seed=seed)),
+        (gamma != 0, Gamma(gamma, seed=seed)),
+        (bias != 0, BiasField(bias, seed=seed)),
+        (scale != 0 or shift != 0, ScaleShift(scale, shift, seed=seed)),
+        (noise != 0, Noise(noise, seed=seed)),
+    ]
+    return [transform for wanted, transform in chosen if wanted]
 
 
 def spatial_dim(dim: int, spatial: int) -> int:
