@@ -28,12 +28,17 @@ def leaky_relu(x: Array, slope: float = 0.0, out: Array | None = None) -> Array:
     return out
 
 
-def leaky_relu_backward(g: Array, y: Array, slope: float = 0.0) -> Array:
-    """``g`` where ``y > 0``, else ``slope * g``. ``y`` is the activation's input, or its output if slope >= 0."""
-    xp = array_module(g)
-    if slope == 0:
-        return g * (y > 0)
-    return xp.where(y > 0, g, g * g.dtype.type(slope))
+def leaky_relu_backward(g: Array, y: Array, slope: float = 0.0, out: Array | None = None) -> Array:
+    """``g`` where ``y > 0``, else ``slope * g``; 0 for slope 0, whatever g is.
+
+    ``y`` is the activation's input, or its output if slope >= 0. ``out`` may be g itself.
+    """
+    low = g * g.dtype.type(slope) if slope else g.dtype.type(0)
+    dx = array_module(g).where(y > 0, g, low)
+    if out is None:
+        return dx
+    out[...] = dx
+    return out
 
 
 def gelu(x: Array, approximate: bool = False) -> Array:

@@ -1,0 +1,67 @@
+"""Scalar functions in float32 that the compiler can vectorise: without its vendor's library, numba's own would be
+called one element at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .jit import inlined
+
+_LOG2E = np.float32(1.4426950408889634)
+_LN2_HIGH = np.float32(0.693145751953125)  # 16 bits: times an exponent it is exact
+_LN2_LOW = np.float32(0.6931471805599453 - 0.693145751953125)
+_SQRT_HALF = np.float32(0.7071067811865476)
+_SMALLEST, _LARGEST = np.float32(-87.33654), np.float32(88.72284)  # logarithms of the normal numbers' ends
+
+
+@inlined
+def exp32(x):
+    """exp in float32, within 2 units in the last place: 2**n by its bits times a polynomial on [-ln 2 / 2, ln 2 / 2]
+    (the scheme of Cody and Waite 1980; degree 6, fitted to a relative error of 3e-9). Below the normal numbers 0,
+    above them infinity, NaN for NaN."""
+    bounded = min(max(x, _SMALLEST), _LARGEST)
+    n = np.floor(bounded * _LOG2E + np.float32(0.5))
+    r = bounded - n * _LN2_HIGH
+    r = r - n * _LN2_LOW
+    p = np.float32(1.38145394e-3)
+    p = p * r + np.float32(8.36874545e-3)
+    p = p * r + np.float32(4.16683890e-2)
+    p = p * r + np.float32(1.66665211e-1)
+    p = p * r + np.float32(4.99999940e-1)
+    p = (p * r) * r + r + np.float32(1.0)
+    # two factors, for 2**128 has no bits of its own
+    half = np.int32(n) >> np.int32(1)
+    rest = np.int32(n) - half
+    y = p * np.int32((half + np.int32(127)) << np.int32(23)).view(np.float32)
+    y = y * np.int32((rest + np.int32(127)) << np.int32(23)).view(np.float32)
+    y = np.float32(0) if x < _SMALLEST else y
+    y = np.float32(np.inf) if x > _LARGEST else y
+    return x if x != x else y
+
+
+@inlined
+def sigmoid32(x):
+    """``1 / (1 + exp(-x))`` in float32; the small tail keeps its relative accuracy."""
+    return np.float32(1) / (np.float32(1) + exp32(-x))
+
+
+@inlined
+def normal_cdf32(x):
+    """Distribution function of the normal distribution in float32, relative error below 1e-6 down to -6.
+
+    ``erfc(a) = exp(-a**2) q(1 / (1 + 0.4 a))`` for a >= 0, q a polynomial of degree 9 fitted to a relative error of
+    6e-8 on [0, 10].
+    """
+    a = abs(x) * _SQRT_HALF
+    t = np.float32(1) / (np.float32(1) + np.float32(0.4) * a)
+    q = np.float32(0.0412514957)
+    q = q * t + np.float32(-0.140312399)
+    q = q * t + np.float32(0.0839744982)
+    q = q * t + np.float32(0.0879774923)
+    q = q * t + np.float32(0.0797483804)
+    q = q * t + np.float32(0.19339627)
+    q = q * t + np.float32(0.201886901)
+    q = q * t + np.float32(0.226443196)
+    q = q * t + np.float32(0.225634227)
+    tail = np.float32(0.5) * q * t * exp32(-a * a)
+    return np.float32(1) - tail if x > np.float32(0) else tail
