@@ -1,22 +1,22 @@
 """The tape: nodes, and the walk back over them.
 
-Gradients are logical arrays with layouts of their own. The contributions to one tensor are first added per equal layout,
-without messages, and only then brought to the tensor's layout, once. A repartition passes its contributions on as they
-are, so that a partial gradient becomes split by one reduce-scatter.
+Gradients are logical arrays with layouts of their own. The contributions to one tensor are first added per equal
+layout, without messages, and only then brought to the tensor's layout, once. A repartition passes its contributions on
+as they are, so that a partial gradient becomes split by one reduce-scatter.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpcpar.layout.layout import Layout
 from hpcpar.primitives.repartition import move
-from hpcpar.signature import Signature, signature
+from hpcpar.signature import Signature
 
 if TYPE_CHECKING:
     from hpcpar.ops.core import Op, Rule
@@ -25,46 +25,69 @@ if TYPE_CHECKING:
 Contributions = dict[Signature, Any]
 
 _enabled = True
-_sequence = 0
+_next = count().__next__
 _observers: list[Callable[..., None]] = []
+_order = attrgetter("order")
 
 
 class Node:
     """One recorded operation, or a leaf: what backward needs, and nothing that it does not.
 
     Nodes refer to nodes, not to tensors, so that an activation lives only where an operation saved it.
+
+    Attributes
+    ----------
+    order : int
+        Later nodes have larger numbers, so that the numbers, backwards, are an order for the walk.
+    contributions : dict or None
+        The gradient so far: one array for each layout in which a share of it came.
+    owned : set or None
+        Under which signatures the array belongs to this node alone and may be added to in place.
+    waiting : int
+        Of a leaf during the walk: how many of its consumers have still to be visited.
     """
 
-    __slots__ = ("contributions", "extra", "inputs", "leaf", "needs", "op", "order", "owned", "rule", "saved", "sig", "waiting")
+    __slots__ = (
+        "contributions", "inputs", "leaf", "needs", "op", "order", "owned", "rule", "saved", "sig", "waiting"
+    )  # fmt: skip
 
-    def __init__(self, sig: Signature, op: Op | None, rule: Rule | None, inputs: tuple, needs: tuple, saved: Any) -> None:
-        global _sequence
-        _sequence += 1
-        self.order = _sequence
+    def __init__(
+        self, sig: Signature, op: Op | None, rule: Rule | None, inputs: tuple, needs: tuple, saved: Any
+    ) -> None:
+        self.order = _next()
         self.sig = sig
         self.op = op
         self.rule = rule
         self.inputs = inputs
         self.needs = needs
         self.saved = saved
-        self.leaf: Tensor | None = None
         self.contributions: Contributions | None = None
-        self.owned: set[Signature] | None = None
-        self.waiting = 0
 
-    def add(self, sig: Signature, array: Any) -> None:
-        """Add one contribution to the gradient of this node's tensor."""
-        if self.contributions is None:
+    def add(self, sig: Signature, array: Any, own: bool = False) -> None:
+        """Add one contribution to the gradient of this node's tensor; `own`: nobody else sees the array's memory."""
+        held = self.contributions
+        if held is None:
             self.contributions = {sig: array}
-            self.owned = set()
-        elif sig not in self.contributions:
-            self.contributions[sig] = array
-        elif sig in self.owned:
-            self.contributions[sig] += array
+            self.owned = {sig} if own else None
+            return
+        if sig not in held:
+            held[sig] = array
+        elif self.owned is not None and sig in self.owned:
+            held[sig] += array
+            return
         else:
             # the first array may be shared with another node: the sum is ours, the terms are not
-            self.contributions[sig] = self.contributions[sig] + array
-            self.owned.add(sig)
+            held[sig] = held[sig] + array
+            own = True
+        if own:
+            self.owned = {sig, *(self.owned or ())}
+
+
+def make_leaf(tensor: Tensor) -> Node:
+    """Return the node that takes the gradient of a tensor which no recorded operation made."""
+    node = Node(tensor.sig, None, None, (), (), None)
+    node.leaf = tensor
+    return node
 
 
 def grad_enabled() -> bool:
@@ -102,40 +125,44 @@ def observe(observer: Callable[..., None]) -> None:
 def backward(root: Tensor, gradient: Any = None, retain_graph: bool = False) -> None:
     """Accumulate the gradient of `root` into the leaves it came from. Collective over the mesh.
 
+    A leaf gets its gradient as soon as its last consumer has been visited, so that a hook on it can send the gradient
+    while the walk goes on. The walk follows the tape, hence is the same on all ranks.
+
     Parameters
     ----------
     gradient : array, optional
-        This rank's shard of the gradient, under the resolved layout of `root`; a logical 1 for a scalar by default.
+        This rank's shard of the gradient, under the resolved layout of `root`; a logical 1 for a single element by
+        default.
     retain_graph : bool
         Keep what the nodes saved, so that the same graph can be walked again.
     """
-    node = root.node
-    if node is None:
+    if root.node is None:
         raise RuntimeError("backward of a tensor that does not require a gradient")
     if gradient is None:
-        if root.sig.shape != ():
-            raise RuntimeError(f"backward without a gradient needs a scalar; this tensor has shape {root.sig.shape}")
+        if root.sig.size != 1:
+            raise RuntimeError(f"backward without a gradient needs one element; this tensor has shape {root.sig.shape}")
         gradient = np.ones_like(root._data)
-    _count_consumers(node)
-    node.add(root.sig.resolved, gradient)
-    ready = [(-node.order, node)]
-    while ready:
-        _, node = heapq.heappop(ready)
-        _visit(node, retain_graph)
-        for child in node.inputs:
-            if child is None:
-                continue
-            child.waiting -= 1
-            if child.waiting == 0:
-                heapq.heappush(ready, (-child.order, child))
+    nodes = _collect(root.node)
+    root.node.add(root.sig.resolved, gradient)
+    try:
+        if root.node.op is None:
+            root.node.waiting = 0
+            _finish_leaf(root.node)
+        for node in nodes:
+            _visit(node, retain_graph)
+    except BaseException:
+        for node in nodes:
+            node.contributions = None
+        raise
 
 
-def _count_consumers(root: Node) -> None:
-    root.waiting = 0
-    seen, stack = {root}, [root]
-    while stack:
-        node = stack.pop()
-        if node.op is not None and node.rule is None:
+def _collect(root: Node) -> list[Node]:
+    """Return the operations that `root` came from, latest first, and count for each leaf how many use it."""
+    if root.op is None:
+        return []
+    nodes, seen = [root], {root}
+    for node in nodes:  # grows while it is walked
+        if node.rule is None:
             raise RuntimeError("this graph was already walked and freed; pass retain_graph=True the first time")
         for child in node.inputs:
             if child is None:
@@ -143,67 +170,82 @@ def _count_consumers(root: Node) -> None:
             if child not in seen:
                 seen.add(child)
                 child.waiting = 0
-                stack.append(child)
+                if child.op is not None:
+                    nodes.append(child)
             child.waiting += 1
+    nodes.sort(key=_order, reverse=True)
+    return nodes
 
 
 def _visit(node: Node, retain_graph: bool) -> None:
-    contributions, node.contributions, node.owned = node.contributions, None, None
-    if contributions is None:  # nothing flowed here; its inputs are counted down all the same
-        return
-    if node.op is None:
-        if node.leaf is not None:
-            node.leaf._accumulate(contributions)
-        return
-    if node.op.passes_gradient:
-        for sig, array in contributions.items():
-            node.inputs[0].add(sig, array)
-    else:
-        gradient = settle(contributions, node.sig.resolved)
-        grads = node.op.backward(node.rule, node.saved, gradient, node.needs)
-        if _observers:
-            for observer in _observers:
-                observer(node, gradient, grads)
-        for child, sig, grad in zip(node.inputs, node.rule.grads, grads, strict=True):
-            if child is not None and grad is not None:
-                child.add(sig, grad)
+    contributions, rule = node.contributions, node.rule
+    grads: Any = None
+    if contributions is not None:  # else nothing flowed here; its inputs are counted down all the same
+        node.contributions = None
+        if node.op.passes_gradient:
+            _pass_on(node, contributions)
+        else:
+            gradient = settle(contributions, rule.out.resolved)
+            grads = node.op.backward(rule, node.saved, gradient, node.needs)
+            if _observers:
+                for observer in _observers:
+                    observer(node, gradient, grads)
     if not retain_graph:
         node.saved = node.rule = None
+    for i, child in enumerate(node.inputs):
+        if child is None:
+            continue
+        leaf = child.op is None
+        if grads is not None and grads[i] is not None:
+            child.add(rule.grads[i], grads[i], leaf and _is_own(grads[i], gradient))
+        if leaf:
+            child.waiting -= 1
+            if child.waiting == 0:
+                _finish_leaf(child)
+
+
+def _pass_on(node: Node, contributions: Contributions) -> None:
+    for sig, array in contributions.items():
+        node.inputs[0].add(sig, array, node.owned is not None and sig in node.owned)
+
+
+def _is_own(array: Any, gradient: Any) -> bool:
+    """Whether nobody else sees the memory of `array`: it is neither (part of) `gradient` nor repeated by strides."""
+    return array is not gradient and 0 not in array.strides and not np.may_share_memory(array, gradient)
+
+
+def _finish_leaf(node: Node) -> None:
+    contributions, node.contributions = node.contributions, None
+    if contributions is not None:
+        node.leaf._accumulate(contributions, node.owned or ())
 
 
 def settle(contributions: Contributions, target: Signature) -> Any:
     """Bring contributions, each under its own layout, to one target and add them."""
+    if len(contributions) == 1:
+        for sig, array in contributions.items():
+            return array if sig is target else move(array, sig, target)
     total = None
-    own = False
-    for group in _merge_partial(contributions, target):
-        for sig, array in group.items():
-            moved = move(array, sig, target)
-            if total is None:
-                total, own = moved, moved is not array
-            elif own:
-                total += moved
-            else:
-                total, own = total + moved, True
+    for sig, array in _merge_partial(contributions, target).items():
+        moved = move(array, sig, target)
+        total = moved if total is None else total + moved
     return total
 
 
-def _merge_partial(contributions: Contributions, target: Signature) -> list[Contributions]:
+def _merge_partial(contributions: Contributions, target: Signature) -> Contributions:
     """Add contributions without messages where a later message is then shared.
 
     Contributions that are partial over the same axes are reduced together, whatever else their layouts say: those that
     are not split by other axes than the target's are added before the message.
     """
-    if len(contributions) == 1:
-        return [contributions]
     merged: Contributions = {}
     for sig, array in contributions.items():
-        if sig.partial:
-            common = signature(target.mesh, target.shape, Layout(*target.dims, partial=sig.partial))
-            clash = set(sig.partial) & set(target.split_axes)
-            if not clash and all(t[: len(s)] == s for s, t in zip(sig.dims, target.dims, strict=True)):
+        if sig.partial and not set(sig.partial) & set(target.split_axes):
+            common = target.with_partial(sig.partial)
+            if all(t[: len(s)] == s for s, t in zip(sig.dims, target.dims, strict=True)):
                 array, sig = move(array, sig, common), common  # a slice at most
         merged[sig] = merged[sig] + array if sig in merged else array
-    return [merged]
+    return merged
 
 
 def parameter_target(contributions: Contributions, parameter: Signature, held: Signature | None) -> Signature:

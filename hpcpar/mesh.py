@@ -42,8 +42,8 @@ class Mesh:
         The ranks, ``MPI.COMM_WORLD`` by default. It is duplicated, never shared. Collective over it.
     **axes : int
         Length of each axis, in order; the last varies fastest with the rank. One of them may be -1: what is left.
-        Names are free (``batch``, ``depth``, ``height``, ``width``, ``sequence``, ``model``, ``pipe``, ...); lengths of 1 are
-        welcome. Without any axis the mesh has the one axis ``batch`` over all ranks.
+        Names are free (``batch``, ``depth``, ``height``, ``width``, ``sequence``, ``model``, ``pipe``, ...); lengths of
+        1 are welcome. Without any axis the mesh has the one axis ``batch`` over all ranks.
 
     Raises
     ------
@@ -277,7 +277,7 @@ def _lengths(axes: Mapping[str, int], ranks: int) -> dict[str, int]:
             raise MeshError(f"{ranks} ranks cannot be divided by {known} of mesh {shown}")
         return {a: ranks // known if n == -1 else n for a, n in axes.items()}
     if known != ranks:
-        raise MeshError(f"mesh {shown} needs {known} ranks, but there are {ranks}; start {known} or change an axis to -1")
+        raise MeshError(f"mesh {shown} needs {known} ranks, there are {ranks}; start {known} or change an axis to -1")
     return dict(axes)
 
 

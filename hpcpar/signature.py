@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from math import prod
 
 import numpy as np
@@ -28,7 +29,9 @@ class Signature:
         Shape of the shard.
     """
 
-    __slots__ = ("_resolved", "box", "dims", "layout", "local_shape", "mesh", "partial", "plans", "shape", "split_axes")
+    __slots__ = (
+        "_resolved", "box", "dims", "layout", "local_shape", "mesh", "partial", "plans", "rules", "shape", "split_axes"
+    )  # fmt: skip
 
     def __init__(self, mesh: Mesh, shape: tuple[int, ...], layout: Layout) -> None:
         self.mesh = mesh
@@ -40,7 +43,9 @@ class Signature:
         self.box = tuple(self.interval(d, mesh.coords) for d in range(len(shape)))
         self.local_shape = tuple(b - a for a, b in self.box)
         self._resolved: Signature | None = None
-        self.plans: dict[Signature, object] = {}  # repartitions from here, kept by hpcpar.primitives
+        # kept here so that they end with the mesh, which ends its signatures
+        self.plans: dict[Signature, object] = {}  # repartitions from here, of hpcpar.primitives
+        self.rules: dict[Hashable, object] = {}  # of operations whose first operand lies so, of hpcpar.ops
 
     def parts(self, dim: int) -> int:
         """Return into how many blocks `dim` is split."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -34,29 +34,25 @@ class Tensor:
 
     Notes
     -----
-    The layout says how the value is represented and never changes it: every operation, and every gradient, is a function
-    of logical arrays.
+    The layout says how the value is represented and never changes it: every operation, and every gradient, is a
+    function of logical arrays.
     """
 
-    __slots__ = ("__weakref__", "_data", "_moved", "grad", "hooks", "name", "node", "requires_grad", "sig")
     __array_ufunc__ = None  # NumPy operands leave the operation to us
     is_parameter = False
+    # of most tensors these stay as they are: as class attributes they cost nothing when an operation makes a tensor
+    grad: Tensor | None = None
+    node: Node | None = None
+    hooks: list[Callable[[Tensor], None]] | None = None
+    name = ""
+    _moved: list | None = None
 
     def __init__(self, data: Any, sig: Signature, requires_grad: bool = False) -> None:
         self._data = data
         self.sig = sig
         self.requires_grad = requires_grad
-        self.grad: Tensor | None = None
-        self.node: Node | None = None
-        self._moved: list | None = None
-        self.hooks: list[Callable[[Tensor], None]] | None = None
-        self.name = ""
         if requires_grad:
-            self._make_leaf()
-
-    def _make_leaf(self) -> None:
-        self.node = Node(self.sig, None, None, (), (), None)
-        self.node.leaf = self
+            self.node = autograd.make_leaf(self)
 
     # ---- what it is
 
@@ -121,7 +117,7 @@ class Tensor:
             raise ValueError(f"item() of a tensor of shape {self.shape}; only one element can be a number")
         if self.sig.partial or self.sig.split_axes:
             raise RuntimeError(
-                f"the value lies as {self.layout!r}, on several ranks; call .resolve() (collective) before item() or float()"
+                f"the value lies on several ranks as {self.layout!r}; call .resolve() (collective) before item() or float()"
             )
         return self._data.item()
 
@@ -173,7 +169,7 @@ class Tensor:
             raise RuntimeError("only a leaf can change whether it requires a gradient; use detach()")
         self.requires_grad = requires_grad
         if requires_grad and self.node is None:
-            self._make_leaf()
+            self.node = autograd.make_leaf(self)
         if not requires_grad:
             self.node = None
         return self
@@ -187,19 +183,21 @@ class Tensor:
             shard = gradient.moved(self.sig.resolved)
         autograd.backward(self, shard, retain_graph)
 
-    def _accumulate(self, contributions: Contributions) -> None:
-        """Take the settled gradient of a leaf; see `autograd.parameter_target` for what stays partial."""
+    def _accumulate(self, contributions: Contributions, owned: Collection[Signature]) -> None:
+        """Take the complete gradient of a leaf: a memory of its own, whatever the contributions share with others."""
+        held = self.grad
         if self.is_parameter:
-            target = autograd.parameter_target(contributions, self.sig, self.grad.sig if self.grad is not None else None)
+            target = autograd.parameter_target(contributions, self.sig, None if held is None else held.sig)
         else:
             target = self.sig.resolved
         total = autograd.settle(contributions, target)
-        if self.grad is None:
-            self.grad = Tensor(total, target)
-        elif self.grad.sig is target:
-            self.grad = Tensor(self.grad._data + total, target)
-        else:
-            self.grad = Tensor(move(self.grad._data, self.grad.sig, target) + total, target)
+        if not target.shape and isinstance(total, np.generic):  # what NumPy makes of arithmetic on 0-dim arrays
+            total = np.asarray(total)
+        if held is not None:
+            total = move(held._data, held.sig, target) + total
+        elif any(np.may_share_memory(total, a) for sig, a in contributions.items() if sig not in owned):
+            total = total.copy(order="K")
+        self.grad = Tensor(total.astype(self.dtype, copy=False), target)
         for hook in self.hooks or ():
             hook(self)
 
@@ -218,10 +216,11 @@ class Parameter(Tensor):
         is not the logical order.
     """
 
-    __slots__ = ("order",)
     is_parameter = True
 
-    def __init__(self, data: Any, sig: Signature, requires_grad: bool = True, order: tuple[int, ...] | None = None) -> None:
+    def __init__(
+        self, data: Any, sig: Signature, requires_grad: bool = True, order: tuple[int, ...] | None = None
+    ) -> None:
         super().__init__(data, sig, requires_grad)
         self.order = order
 
@@ -257,7 +256,11 @@ def tensor(
 
 
 def from_shard(
-    shard: Any, shape: tuple[int, ...], mesh: Mesh | None = None, layout: Layout | None = None, requires_grad: bool = False
+    shard: Any,
+    shape: tuple[int, ...],
+    mesh: Mesh | None = None,
+    layout: Layout | None = None,
+    requires_grad: bool = False,
 ) -> Tensor:
     """Make a tensor of global `shape` from this rank's block, which is not copied. No message.
 
@@ -269,6 +272,6 @@ def from_shard(
     sig = signature(mesh or current_mesh(), tuple(shape), layout or Layout())
     if tuple(shard.shape) != sig.local_shape:
         raise ValueError(
-            f"the shard has shape {tuple(shard.shape)}; rank {sig.mesh.rank} owns {sig.local_shape} of {sig.shape} under {sig.layout!r}"
+            f"the shard has shape {tuple(shard.shape)}; rank {sig.mesh.rank} owns {sig.local_shape} of {sig!r}"
         )
     return Tensor(shard, sig, requires_grad)

@@ -82,5 +82,5 @@ def unbroadcast(g: Any, how: tuple[int, tuple[int, ...]] | None) -> Any:
         return g
     offset, kept = how
     if offset:
-        g = g.sum(axis=tuple(range(offset)))
+        g = g.sum(axis=tuple(range(offset)), keepdims=True).reshape(g.shape[offset:])
     return g.sum(axis=kept, keepdims=True) if kept else g

@@ -1,18 +1,38 @@
 """What an operation is: a layout rule, a local kernel and a gradient rule; and how it is applied.
 
-The rule is a pure function of signatures and static arguments, so every rank comes to the same one, and it is made once.
+The rule is a pure function of signatures and static arguments, so every rank comes to the same one, and it is made
+once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Any
+from typing import Any, Protocol
+
+import numpy as np
 
 from hpcpar import autograd
 from hpcpar.autograd import Node
-from hpcpar.layout.layout import LayoutError
-from hpcpar.signature import Signature
+from hpcpar.layout.layout import Layout, LayoutError
+from hpcpar.signature import Signature, signature
 from hpcpar.tensors import Tensor
+from hpcpar.transport.device import like as place
+
+RULES_KEPT = 10_000
+"""How many rules are remembered for operations on first operands of one signature."""
+
+
+class Observer(Protocol):
+    """What watches operations from outside, as the checked mode does."""
+
+    def before(self, op: Op, rule: Rule, tensors: tuple[Tensor, ...]) -> None:
+        """Called before an operand is moved, hence before any message."""
+
+    def after(self, op: Op, rule: Rule, tensors: tuple[Tensor, ...], out: Tensor, extra: Any) -> None:
+        """Called with the result."""
+
+
+observers: list[Observer] = []
 
 
 class Rule:
@@ -32,7 +52,14 @@ class Rule:
 
     __slots__ = ("grads", "moves", "out", "plan")
 
-    def __init__(self, out: Signature, moves: Sequence[Signature], grads: Sequence[Signature], sigs: Sequence[Signature], plan: Any = None):
+    def __init__(
+        self,
+        out: Signature,
+        moves: Sequence[Signature],
+        grads: Sequence[Signature],
+        sigs: Sequence[Signature],
+        plan: Any = None,
+    ) -> None:
         self.out = out
         needed = tuple(m if m is not s else None for m, s in zip(moves, sigs, strict=True))
         self.moves = needed if any(m is not None for m in needed) else None
@@ -51,9 +78,6 @@ class Op:
     linear: str | None = None
     passes_gradient = False
 
-    def __init__(self) -> None:
-        self.rules: dict[Hashable, Rule] = {}
-
     def rule(self, sigs: tuple[Signature, ...], *static: Hashable) -> Rule:
         """Return the rule for operands of the given signatures; raises LayoutError before any message."""
         raise NotImplementedError(self.name)
@@ -65,28 +89,38 @@ class Op:
     def backward(self, rule: Rule, saved: Any, g: Any, needs: tuple[bool, ...]) -> Sequence[Any]:
         """Return the gradient of each operand (None where it is not needed) from that of the result.
 
-        `g` is this rank's shard of the gradient under ``rule.out.resolved``.
+        `g` is this rank's shard of the gradient under ``rule.out.resolved``; it may be shared and is not changed. What
+        is returned is new, or `g` itself, or a view of `g`: never an array that is kept elsewhere.
         """
         raise NotImplementedError(self.name)
 
     def __call__(self, tensors: tuple[Tensor, ...], static: tuple = (), extra: Any = None) -> Tensor:
         """Apply the operation; `static` takes part in the rule, `extra` does not."""
-        key = (static, *[t.sig for t in tensors])
-        rule = self.rules.get(key)
+        rules = tensors[0].sig.rules
+        key = (self, static, *[t.sig for t in tensors])
+        rule = rules.get(key)
         if rule is None:
             rule = self._make_rule(key, tensors, static)
-        if rule.moves is None:
+        if observers:
+            for observer in observers:
+                observer.before(self, rule, tensors)
+        moves = rule.moves
+        if moves is None:
             arrays = [t._data for t in tensors]
         else:
-            arrays = [t._data if m is None else t.moved(m) for t, m in zip(tensors, rule.moves, strict=True)]
-        if not autograd._enabled:
-            return Tensor(self.forward(rule, arrays, extra)[0], rule.out)
+            arrays = [t._data if m is None else t.moved(m) for t, m in zip(tensors, moves, strict=True)]
         data, saved = self.forward(rule, arrays, extra)
+        if not rule.out.shape and isinstance(data, np.generic):  # what NumPy makes of arithmetic on 0-dim arrays
+            data = np.asarray(data)
         out = Tensor(data, rule.out)
-        needs = tuple([t.requires_grad for t in tensors])
-        if True in needs:
-            out.requires_grad = True
-            out.node = Node(rule.out, self, rule, tuple([t.node for t in tensors]), needs, saved)
+        if autograd._enabled:
+            needs = tuple([t.requires_grad for t in tensors])
+            if True in needs:
+                out.requires_grad = True
+                out.node = Node(rule.out, self, rule, tuple([t.node for t in tensors]), needs, saved)
+        if observers:
+            for observer in observers:
+                observer.after(self, rule, tensors, out, extra)
         return out
 
     def _make_rule(self, key: Hashable, tensors: tuple[Tensor, ...], static: tuple) -> Rule:
@@ -94,9 +128,10 @@ class Op:
         for sig in sigs[1:]:
             if sig.mesh is not sigs[0].mesh:
                 raise LayoutError(f"{self.name}: operands lie on two meshes, {sigs[0].mesh!r} and {sig.mesh!r}")
-        if len(self.rules) > 20_000:  # shapes that never come back
-            self.rules.clear()
-        rule = self.rules[key] = self.rule(sigs, *static)
+        rules = sigs[0].rules
+        if len(rules) >= RULES_KEPT:  # slices at positions that never come back
+            rules.clear()
+        rule = rules[key] = self.rule(sigs, *static)
         return rule
 
 
@@ -104,14 +139,11 @@ def as_tensor(value: Any, like: Tensor) -> Tensor:
     """Return `value` as a tensor on the mesh of `like`: a tensor as it is, an array as a replicated one."""
     if isinstance(value, Tensor):
         return value
-    from hpcpar.layout.layout import Layout
-    from hpcpar.signature import signature
-    from hpcpar.transport.device import like as place
-
-    import numpy as np
-
-    array = place(np.asarray(value, dtype=like.dtype), like._data)
-    return Tensor(array, signature(like.mesh, array.shape, Layout()))
+    array = value if hasattr(value, "__array_function__") else np.asarray(value)
+    if np.can_cast(array.dtype, like.dtype, "same_kind"):  # 0.5 must not become 0 beside integers
+        array = array.astype(like.dtype, copy=False)
+    array = place(array, like._data)
+    return Tensor(array, signature(like.mesh, tuple(array.shape), Layout()))
 
 
 def split_conflict(name: str, sigs: Sequence[Signature], hint: str) -> LayoutError:
