@@ -1,0 +1,59 @@
+"""Modules: parameters and buffers with names, shapes and defaults as in torch, under layouts.
+
+Weights are functions of (seed, stream, global index), so a model starts alike under every layout and on every number of
+ranks. A module with a `layout` brings its input there; what that moved is listed by `relayouts`.
+"""
+
+from hpcpar.nn import init
+from hpcpar.nn.activation import (
+    GELU,
+    Dropout,
+    Flatten,
+    Identity,
+    LeakyReLU,
+    LogSoftmax,
+    ReLU,
+    Sigmoid,
+    SiLU,
+    Softmax,
+    Tanh,
+)
+from hpcpar.nn.container import ModuleDict, ModuleList, Sequential
+from hpcpar.nn.conv import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
+from hpcpar.nn.defaults import default_dtype, get_default_dtype, set_default_dtype
+from hpcpar.nn.linear import Linear
+from hpcpar.nn.loss import CrossEntropyLoss, DiceLoss, L1Loss, MSELoss
+from hpcpar.nn.module import Module, Removable, relayouts
+from hpcpar.nn.norm import (
+    BatchNorm1d,
+    BatchNorm2d,
+    BatchNorm3d,
+    GroupNorm,
+    InstanceNorm1d,
+    InstanceNorm2d,
+    InstanceNorm3d,
+    LayerNorm,
+)
+from hpcpar.nn.pool import (
+    AdaptiveAvgPool1d,
+    AdaptiveAvgPool2d,
+    AdaptiveAvgPool3d,
+    AvgPool1d,
+    AvgPool2d,
+    AvgPool3d,
+    MaxPool1d,
+    MaxPool2d,
+    MaxPool3d,
+    Upsample,
+)
+from hpcpar.tensors import Parameter
+
+__all__ = [
+    "GELU", "AdaptiveAvgPool1d", "AdaptiveAvgPool2d", "AdaptiveAvgPool3d", "AvgPool1d", "AvgPool2d", "AvgPool3d",
+    "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d",
+    "ConvTranspose3d", "CrossEntropyLoss", "DiceLoss", "Dropout", "Flatten", "GroupNorm", "Identity", "InstanceNorm1d",
+    "InstanceNorm2d", "InstanceNorm3d", "L1Loss", "LayerNorm", "LeakyReLU", "Linear", "LogSoftmax", "MSELoss",
+    "MaxPool1d", "MaxPool2d", "MaxPool3d", "Module", "ModuleDict", "ModuleList", "Parameter", "ReLU", "Removable",
+    "Sequential", "SiLU", "Sigmoid", "Softmax", "Tanh", "Upsample", "default_dtype", "get_default_dtype", "init",
+    "relayouts", "set_default_dtype",
+]  # fmt: skip
