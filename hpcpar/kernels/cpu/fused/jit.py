@@ -15,7 +15,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -45,9 +45,9 @@ def facts() -> dict[str, str]:
 class Kernel:
     """A function compiled at its first call, once for each type of its first argument (an array)."""
 
-    def __init__(self, function: Callable, fastmath: set[str]) -> None:
+    def __init__(self, function: Callable) -> None:
         functools.update_wrapper(self, function)
-        self._function, self._fastmath = function, fastmath
+        self._function = function
         self._dispatcher: Callable | None = None
         self._ready: set[str] = set()
 
@@ -58,7 +58,7 @@ class Kernel:
         source = self._function.__code__.co_filename
         with _cached(f"{self._function.__module__}.{self._function.__name__}.{kind}.{_stamp(source)}"):
             if self._dispatcher is None:
-                self._dispatcher = _compile(self._function, self._fastmath)
+                self._dispatcher = _compile(self._function)
             result = self._dispatcher(*args)
         self._ready.add(kind)
         return result
@@ -66,12 +66,7 @@ class Kernel:
 
 def kernel(function: Callable) -> Kernel:
     """Decorator of a loop in which a * b + c may be fused; sums keep their order."""
-    return Kernel(function, {"contract", "nsz"})
-
-
-def reducing_kernel(function: Callable) -> Kernel:
-    """Decorator of a loop whose sums may also be reordered, so that they vectorise."""
-    return Kernel(function, {"contract", "nsz", "reassoc", "arcp"})
+    return Kernel(function)
 
 
 def inlined(function: Callable) -> Callable:
@@ -106,19 +101,17 @@ def _cached(name: str) -> Iterator[None]:
         yield
         return
     with open(cache_folder() / ".lock", "rb+") as lock:
-        try:
+        with suppress(OSError):  # a file system without locks: several may compile; numba renames files into place
             fcntl.flock(lock, fcntl.LOCK_EX)
-        except OSError:
-            pass  # a file system without locks: at worst several processes compile; numba renames files into place
         yield
         mark.touch()
 
 
-def _compile(function: Callable, fastmath: set[str]) -> Callable:
+def _compile(function: Callable) -> Callable:
     numba = load()
     before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(cache_folder())
     try:
-        return numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=fastmath)(function)
+        return numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "nsz"})(function)
     finally:
         numba.config.CACHE_DIR = before
 

@@ -8,10 +8,10 @@ import numpy as np
 
 from ...arrays import Array, empty_channels_last, is_channels_last, sample_rows
 from ...generic.norm import merge_equal, split_scale
-from .jit import kernel, reducing_kernel
+from .jit import kernel
 
-#: Positions whose mean is the pivot of the sums of squares. With k of n positions in it, the pivot is off the mean by at
-#: most sqrt(n / k) standard deviations, so that subtracting in float64 loses at most log10(n / k) of 16 digits.
+#: Positions whose mean is the pivot of the sums of squares. With k of n positions in it, the pivot is off the mean by
+#: at most sqrt(n / k) standard deviations, so that subtracting in float64 loses at most log10(n / k) of 16 digits.
 PIVOT = 64
 
 

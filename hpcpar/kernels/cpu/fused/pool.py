@@ -1,0 +1,215 @@
+"""Pooling in one pass: whole lines of (W, C) are added, or compared window by window, with the channels innermost.
+
+All kernels see (N, D, H, W, C) arrays, dense; missing spatial dims have size 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...arrays import Array, empty_channels_last, last, to_channels_last, zeros_channels_last
+from ...generic.pool import Bounds, index_dtype, lowest, pool_sizes
+from .jit import kernel
+
+
+@kernel
+def _average(x, kernel, stride, lo, scale_d, scale_h, scale_w, y):
+    samples, depth, height, width, channels = x.shape
+    out_d, out_h, out_w = y.shape[1], y.shape[2], y.shape[3]
+    line = np.empty((width, channels), x.dtype)
+    for n in range(samples):
+        for od in range(out_d):
+            d0, d1 = max(0, od * stride[0] - lo[0]), min(depth, od * stride[0] - lo[0] + kernel[0])
+            for oh in range(out_h):
+                h0, h1 = max(0, oh * stride[1] - lo[1]), min(height, oh * stride[1] - lo[1] + kernel[1])
+                line[:] = 0
+                for d in range(d0, d1):
+                    for h in range(h0, h1):
+                        flat, source = line.reshape(width * channels), x[n, d, h].reshape(width * channels)
+                        for i in range(width * channels):
+                            flat[i] += source[i]
+                factor = scale_d[od] * scale_h[oh]
+                for ow in range(out_w):
+                    w0, w1 = max(0, ow * stride[2] - lo[2]), min(width, ow * stride[2] - lo[2] + kernel[2])
+                    weight = factor * scale_w[ow]
+                    target = y[n, od, oh, ow]
+                    if w1 - w0 == 3:
+                        for c in range(channels):
+                            target[c] = (line[w0, c] + line[w0 + 1, c] + line[w0 + 2, c]) * weight
+                    elif w1 - w0 == 2:
+                        for c in range(channels):
+                            target[c] = (line[w0, c] + line[w0 + 1, c]) * weight
+                    else:
+                        target[:] = 0
+                        for w in range(w0, w1):
+                            for c in range(channels):
+                                target[c] += line[w, c]
+                        for c in range(channels):
+                            target[c] *= weight
+
+
+@kernel
+def _average_backward(g, kernel, stride, lo, scale_d, scale_h, scale_w, dx):
+    samples, out_d, out_h, out_w, channels = g.shape
+    depth, height, width = dx.shape[1], dx.shape[2], dx.shape[3]
+    line = np.empty((out_w, channels), g.dtype)
+    zero = g.dtype.type(0)
+    for n in range(samples):
+        for d in range(depth):
+            d0 = max(0, (d + lo[0] - kernel[0]) // stride[0] + 1)
+            d1 = min(out_d, (d + lo[0]) // stride[0] + 1)
+            for h in range(height):
+                h0 = max(0, (h + lo[1] - kernel[1]) // stride[1] + 1)
+                h1 = min(out_h, (h + lo[1]) // stride[1] + 1)
+                line[:] = 0
+                for od in range(d0, d1):
+                    for oh in range(h0, h1):
+                        factor = scale_d[od] * scale_h[oh]
+                        flat, source = line.reshape(out_w * channels), g[n, od, oh].reshape(out_w * channels)
+                        for i in range(out_w * channels):
+                            flat[i] += source[i] * factor
+                for w in range(width):
+                    w0 = max(0, (w + lo[2] - kernel[2]) // stride[2] + 1)
+                    w1 = min(out_w, (w + lo[2]) // stride[2] + 1)
+                    target = dx[n, d, h, w]
+                    if w1 - w0 == 1:
+                        for c in range(channels):
+                            target[c] = line[w0, c] * scale_w[w0]
+                    elif w1 - w0 == 2:
+                        for c in range(channels):
+                            target[c] = line[w0, c] * scale_w[w0] + line[w0 + 1, c] * scale_w[w0 + 1]
+                    else:
+                        for c in range(channels):
+                            target[c] = zero
+                        for ow in range(w0, w1):
+                            for c in range(channels):
+                                target[c] += line[ow, c] * scale_w[ow]
+
+
+@kernel
+def _maximum(x, kernel, stride, dilation, first, end, floor, y, index):
+    samples, depth, height, width, channels = x.shape
+    out_d, out_h, out_w = y.shape[1], y.shape[2], y.shape[3]
+    for n in range(samples):
+        for od in range(out_d):
+            for oh in range(out_h):
+                for ow in range(out_w):
+                    best, where = y[n, od, oh, ow], index[n, od, oh, ow]
+                    fresh = True
+                    for kd in range(kernel[0]):
+                        d = od * stride[0] + kd * dilation[0]
+                        if d < first[0] or d >= end[0]:
+                            continue
+                        for kh in range(kernel[1]):
+                            h = oh * stride[1] + kh * dilation[1]
+                            if h < first[1] or h >= end[1]:
+                                continue
+                            for kw in range(kernel[2]):
+                                w = ow * stride[2] + kw * dilation[2]
+                                if w < first[2] or w >= end[2]:
+                                    continue
+                                value, position = x[n, d, h, w], (d * height + h) * width + w
+                                if fresh:
+                                    for c in range(channels):
+                                        best[c] = value[c]
+                                        where[c] = position
+                                    fresh = False
+                                else:
+                                    for c in range(channels):
+                                        v = value[c]
+                                        better = (v > best[c]) | (v != v)
+                                        best[c] = v if better else best[c]
+                                        where[c] = position if better else where[c]
+                    if fresh:
+                        for c in range(channels):
+                            best[c] = floor
+                            where[c] = -1
+
+
+@kernel
+def _scatter(g, index, dx):
+    samples, positions, channels = g.shape
+    for n in range(samples):
+        for i in range(positions):
+            for c in range(channels):
+                at = index[n, i, c]
+                if at >= 0:
+                    dx[n, at, c] += g[n, i, c]
+
+
+def max_pool_forward(x: Array, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int],
+                     out_shape: Sequence[int] | None = None, valid: Bounds | None = None) -> tuple[Array, Array]:
+    out = pool_sizes(x.shape[2:], kernel, stride, dilation, out_shape)
+    shape = (*x.shape[:2], *out)
+    if x.dtype.char not in "fd" or 0 in shape:
+        return NotImplemented
+    valid = valid if valid is not None else [(0, n) for n in x.shape[2:]]
+    y = empty_channels_last(shape, x.dtype)
+    index = empty_channels_last(shape, index_dtype(math.prod(x.shape[2:])))
+    _maximum(_five(to_channels_last(x)), _three(kernel, 1), _three(stride, 1), _three(dilation, 1),
+             _three([max(0, lo) for lo, _ in valid], 0),
+             _three([min(n, hi) for n, (_, hi) in zip(x.shape[2:], valid, strict=True)], 1),
+             x.dtype.type(lowest(x.dtype)), _five(y), _five(index))
+    return y, index
+
+
+def max_pool_backward(g: Array, index: Array, x_shape: Sequence[int]) -> Array:
+    dx = zeros_channels_last(x_shape, g.dtype)
+    if g.dtype.char not in "fd":
+        return NotImplemented
+    if g.size and dx.size:
+        n, c = g.shape[:2]
+        rows = [last(to_channels_last(a)).reshape(n, math.prod(a.shape[2:]), c) for a in (g, index, dx)]
+        _scatter(*rows)
+    return dx
+
+
+def avg_pool_forward(x: Array, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int],
+                     divisors: Sequence[Array]) -> Array:
+    shape = (*x.shape[:2], *(len(d) for d in divisors))
+    if x.dtype.char not in "fd":
+        return NotImplemented
+    y = zeros_channels_last(shape, x.dtype) if x.size == 0 else empty_channels_last(shape, x.dtype)
+    if x.size and y.size:
+        _average(_five(to_channels_last(x)), _three(kernel, 1), _three(stride, 1), _three(padding, 0),
+                 *_scales(divisors, x.dtype), _five(y))
+    return y
+
+
+def avg_pool_backward(g: Array, x_shape: Sequence[int], kernel: Sequence[int], stride: Sequence[int],
+                      padding: Sequence[int], divisors: Sequence[Array]) -> Array:
+    if g.dtype.char not in "fd":
+        return NotImplemented
+    dx = zeros_channels_last(x_shape, g.dtype) if g.size == 0 else empty_channels_last(x_shape, g.dtype)
+    if g.size and dx.size:
+        _average_backward(_five(to_channels_last(g)), _three(kernel, 1), _three(stride, 1), _three(padding, 0),
+                          *_scales(divisors, g.dtype), _five(dx))
+    return dx
+
+
+def sum_pool_forward(x: Array, kernel: Sequence[int], stride: Sequence[int]) -> Array:
+    nd = x.ndim - 2
+    out = pool_sizes(x.shape[2:], kernel, stride, (1,) * nd, None)
+    return avg_pool_forward(x, kernel, stride, (0,) * nd, [np.ones(n) for n in out])
+
+
+def sum_pool_backward(g: Array, x_shape: Sequence[int], kernel: Sequence[int], stride: Sequence[int]) -> Array:
+    return avg_pool_backward(g, x_shape, kernel, stride, (0,) * (g.ndim - 2), [np.ones(n) for n in g.shape[2:]])
+
+
+def _five(a: Array) -> Array:
+    """View of a channels-last array as (N, D, H, W, C)."""
+    n, *spatial, c = last(a).shape
+    return last(a).reshape(n, *(1,) * (3 - len(spatial)), *spatial, c)
+
+
+def _three(values: Sequence[int], fill: int) -> tuple[int, int, int]:
+    return (*(fill,) * (3 - len(values)), *(int(v) for v in values))
+
+
+def _scales(divisors: Sequence[Array], dtype: np.dtype) -> list[Array]:
+    ones = [np.ones(1)] * (3 - len(divisors))
+    return [(1 / np.asarray(d, np.float64)).astype(dtype) for d in (*ones, *divisors)]
