@@ -2,5 +2,9 @@
 
 from hpcpar.primitives.collectives import all_gather, all_reduce, all_to_all, broadcast, reduce, reduce_scatter, shift
 from hpcpar.primitives.repartition import move
+from hpcpar.primitives.stencil import halo_exchange, halo_exchange_adjoint
 
-__all__ = ["all_gather", "all_reduce", "all_to_all", "broadcast", "move", "reduce", "reduce_scatter", "shift"]
+__all__ = [
+    "all_gather", "all_reduce", "all_to_all", "broadcast", "halo_exchange", "halo_exchange_adjoint", "move", "reduce",
+    "reduce_scatter", "shift",
+]
