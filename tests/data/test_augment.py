@@ -10,6 +10,8 @@ from hpcpar.data.augment import Key
 from hpcpar.data.orientation import Orientation
 from hpcpar.layout.blocks import owned
 
+pytestmark = pytest.mark.serial
+
 SHAPE = (2, 8, 7, 9)
 KEY = Key(sample=3, epoch=5)
 INTENSITY = [ScaleShift(seed=1), Gamma(seed=2), BiasField(seed=3), Noise(seed=4)]

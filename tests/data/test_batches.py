@@ -14,24 +14,39 @@ SPLIT = hp.Layout("batch", None, "depth", "height", None)
 MESHES = [{"batch": -1}, {"depth": -1}, {"height": -1}, {"batch": -1, "depth": 1}, {"model": -1}, {"width": -1}]
 
 
-@pytest.fixture
-def volumes(tmp_path):
-    rng = np.random.default_rng(2)
-    for i in range(SAMPLES):
-        with h5py.File(tmp_path / f"{i}.h5", "w") as file:
-            file["volume"] = rng.random((2, *SPATIAL), dtype=np.float32)
-            file["segmentation"] = rng.integers(0, 4, SPATIAL).astype(np.uint8)
-    return HDF5Dataset(tmp_path)
+def shared_dataset(folder, comm, make_sample):
+    """Files that rank 0 writes and all ranks read."""
+    if comm.rank == 0:
+        for i in range(SAMPLES):
+            with h5py.File(folder / f"{i}.h5", "w") as file:
+                for name, value in make_sample(np.random.default_rng(i)).items():
+                    file[name] = value
+    comm.barrier()
+    return HDF5Dataset(folder)
 
 
 @pytest.fixture
-def universes(tmp_path):
-    rng = np.random.default_rng(3)
-    for i in range(SAMPLES):
-        with h5py.File(tmp_path / f"{i}.h5", "w") as file:
-            file["full"] = rng.random((2, *SPATIAL), dtype=np.float32)
-            file["unitPar"] = rng.random(4, dtype=np.float32)
-    return HDF5Dataset(tmp_path)
+def volumes(shared_path, comm):
+    return shared_dataset(
+        shared_path,
+        comm,
+        lambda rng: {
+            "volume": rng.random((2, *SPATIAL), dtype=np.float32),
+            "segmentation": rng.integers(0, 4, SPATIAL).astype(np.uint8),
+        },
+    )
+
+
+@pytest.fixture
+def universes(shared_path, comm):
+    return shared_dataset(
+        shared_path,
+        comm,
+        lambda rng: {
+            "full": rng.random((2, *SPATIAL), dtype=np.float32),
+            "unitPar": rng.random(4, dtype=np.float32),
+        },
+    )
 
 
 @pytest.fixture(params=MESHES, ids=str)

@@ -10,6 +10,7 @@ import pytest
 from hpcpar.data import DataError, HDF5Dataset
 from hpcpar.data.brain import LABELS, cells, load_template, majority, make_brain
 
+pytestmark = pytest.mark.serial
 pytest.importorskip("nilearn", reason="the template comes with nilearn (extra: brain)")
 pytest.importorskip("nibabel", reason="the template is read by nibabel (extra: brain)")
 

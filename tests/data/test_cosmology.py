@@ -9,6 +9,8 @@ import pytest
 from hpcpar.data import DataError, HDF5Dataset
 from hpcpar.data.cosmology import PARAMETERS, Recipe, draw_parameters, make_cosmology, make_universe
 
+pytestmark = pytest.mark.serial
+
 OPTIONS = {"universes": 12, "width": 8, "seed": 4, "redshifts": 2}
 
 

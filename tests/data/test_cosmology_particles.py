@@ -13,6 +13,8 @@ from hpcpar.data.cosmology_particles import (
 )
 from hpcpar.data.cosmology_power import Cosmology, growth, linear_power, second_growth
 
+pytestmark = pytest.mark.serial
+
 COSMOLOGY = Cosmology(omega_m=0.3, sigma_8=0.8, n_s=0.96)
 N, BOX = 32, 128.0
 

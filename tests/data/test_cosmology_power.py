@@ -5,6 +5,8 @@ import pytest
 
 from hpcpar.data.cosmology_power import Cosmology, growth, linear_power, second_growth, sigma, transfer
 
+pytestmark = pytest.mark.serial
+
 FIRST = Cosmology(omega_m=0.30, sigma_8=0.8, n_s=0.96, h_0=70.0)
 SECOND = Cosmology(omega_m=0.26, sigma_8=0.9, n_s=0.99, h_0=62.0)
 

@@ -11,6 +11,8 @@ import pytest
 from hpcpar.data import DataError, HDF5Dataset
 from hpcpar.layout.blocks import owned
 
+pytestmark = pytest.mark.serial
+
 
 def write(path, **datasets):
     with h5py.File(path, "w") as file:

@@ -7,6 +7,8 @@ import pytest
 from hpcpar.data import BiasField, DataError, Flip, HDF5Dataset, Loader, Noise, Position, Sampler, ScaleShift
 from hpcpar.layout.blocks import owned
 
+pytestmark = pytest.mark.serial
+
 SAMPLES, SPATIAL = 7, (6, 5, 8)
 TRANSFORMS = [Flip((0, 2), seed=1), ScaleShift(seed=2), BiasField(seed=3), Flip((1, 2), seed=4), Noise(seed=5)]
 

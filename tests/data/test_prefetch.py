@@ -8,6 +8,8 @@ import pytest
 
 from hpcpar.data.prefetch import Prefetch
 
+pytestmark = pytest.mark.serial
+
 
 def threads():
     return [t for t in threading.enumerate() if t.name == "hpcpar-prefetch"]

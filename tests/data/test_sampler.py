@@ -7,6 +7,8 @@ from hpcpar.data import Position, Sampler
 from hpcpar.data.streams import permutation, stream, uniform
 from hpcpar.layout.blocks import owned
 
+pytestmark = pytest.mark.serial
+
 
 @pytest.mark.parametrize("samples,batch", [(10, 4), (8, 4), (1, 1), (3, 8), (17, 5)])
 def test_every_epoch_uses_every_sample_once(samples, batch):

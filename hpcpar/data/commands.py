@@ -1,0 +1,16 @@
+"""What ``hpcpar data NAME`` runs: every built-in data set is a function (out, ..., rank, size, report) -> paths.
+
+The command gives each rank its number and, after the call, waits for all of them: only then is the set complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from hpcpar.data.brain import make_brain
+from hpcpar.data.cosmology import make_cosmology
+
+__all__ = ["DATA_SETS", "make_brain", "make_cosmology"]
+
+DATA_SETS: dict[str, Callable[..., list[Path]]] = {"brain": make_brain, "cosmology": make_cosmology}
