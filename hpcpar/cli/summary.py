@@ -1,0 +1,34 @@
+"""Show the network of a configuration file without training it.
+
+Layers, their layouts on the mesh, parameters, FLOPs, memory of a rank and message bytes of a step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from hpcpar.cli.train import add_job_arguments
+
+SUMMARY = "show layers, layouts, parameters, FLOPs, memory and messages of a configuration"
+PARALLEL = False
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_job_arguments(parser)
+    parser.add_argument("--ranks", type=int, metavar="N", help="number of ranks, where the mesh has a -1")
+    parser.add_argument("--json", action="store_true", help="the same as one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Load the configuration and print its summary."""
+    from hpcpar.train.config import load_job
+
+    job = load_job(args.job, args.overrides)
+
+    from hpcpar.train.summary import as_text, summarize
+
+    facts = summarize(job, ranks=args.ranks)
+    print(json.dumps(facts, indent=2) if args.json else as_text(facts))
+    return 0

@@ -1,0 +1,41 @@
+"""Train the network of a configuration file on all ranks of the job.
+
+The same command runs on one process and under mpiexec or srun; the table [mesh] says what the ranks are for.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+SUMMARY = "train the network of a configuration file"
+PARALLEL = True
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_job_arguments(parser)
+
+
+def add_job_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the configuration file and its overrides, for all commands that take one."""
+    parser.add_argument("job", metavar="JOB.toml", help="configuration file")
+    parser.add_argument(
+        "--set",
+        dest="overrides",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="override a key, for example --set mesh.depth=4 --set run.steps=100; may be repeated",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Load the configuration and train."""
+    from hpcpar.train.config import load_job
+
+    job = load_job(args.job, args.overrides)
+
+    from hpcpar.train.trainer import train
+
+    train(job)
+    return 0
