@@ -31,7 +31,7 @@ def test_files_look_like_the_public_ones_and_are_split_eight_to_one_to_one(folde
         assert data.dtype("full") == data.dtype("unitPar") == np.float32
     with h5py.File(folder / "validation" / "universe-00008.h5") as file:
         assert list(file.attrs["namePar"]) == ["Omega_m", "sigma_8", "n_s", "H_0"]
-        assert file.attrs["box_mpc_h"] == 16.0
+        assert file.attrs["box_mpc_h"] == 32.0
         np.testing.assert_array_equal(file["redshifts"], np.float32([0, 0.5]))
         for i, (name, low, high) in enumerate(PARAMETERS):
             value = file.attrs[name]
