@@ -1,0 +1,15 @@
+"""Networks: written once, as for one process; a mesh and a plan of layouts make them any hybrid."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_HOME = {"CosmoFlow": "cosmoflow", "UNet3d": "unet3d", "place": "placement", "Spread": "placement"}
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)

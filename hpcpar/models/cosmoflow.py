@@ -1,0 +1,132 @@
+"""CosmoFlow: cosmological parameters from the distribution of matter, after Oyama et al. 2020 (arXiv 2007.12856).
+
+The network is the one of that paper's public configuration: 3^3 convolutions without bias, average pooling of 3^3 with
+stride 2 and padding 1 (padding counted, as torch's default), leaky ReLU, and three fully connected layers.
+"""
+
+from __future__ import annotations
+
+from math import log2
+
+from hpcpar import functional as F
+from hpcpar import nn
+from hpcpar.layout.layout import Layout
+from hpcpar.mesh import Mesh
+from hpcpar.models.placement import Spread
+from hpcpar.parallel import Column, Placement, Row
+from hpcpar.parallel.plan import Entry
+from hpcpar.tensors import Tensor
+
+CHANNELS = (16, 32, 64, 128, 256, 256, 256)
+STRIDED = 4
+"""The convolution with stride 2."""
+SLOPE = 0.01
+HIDDEN = (2048, 256)
+
+
+class CosmoFlow(nn.Module):
+    """Seven convolutions and three fully connected layers; 9,437,636 parameters at any width from 64 on.
+
+    Parameters
+    ----------
+    width : int
+        Edge of the input cube: 128, 256 and 512 are the variants of the paper. Average pooling follows each convolution
+        whose output is wider than 2.
+    in_channels, outputs : int
+        Redshifts, and cosmological parameters.
+    batch_norm : bool
+        Before each leaky ReLU of the convolutions, with momentum 0.001.
+    norm_scope : {"all", "sample", "rank"}
+    dropout : float
+        Probability of zero before each fully connected layer.
+
+    Notes
+    -----
+    Input (N, in_channels, width, width, width), output (N, outputs). Weights are Glorot uniform, biases of the fully
+    connected layers 0.1.
+    """
+
+    def __init__(
+        self,
+        width: int = 128,
+        in_channels: int = 4,
+        outputs: int = 4,
+        batch_norm: bool = False,
+        norm_scope: str = "all",
+        dropout: float = 0.2,
+    ) -> None:
+        super().__init__()
+        if width < 8:
+            raise ValueError(f"CosmoFlow takes cubes of at least 8^3, got width {width}")
+        self.width, self.in_channels = width, in_channels
+        self.inputs: list[int] = []  # width of the input of each convolution
+        self.pooled: list[bool] = []
+        channels = in_channels
+        for i, filters in enumerate(CHANNELS, 1):
+            stride = 2 if i == STRIDED else 1
+            conv = nn.Conv3d(channels, filters, 3, stride=stride, padding=1, bias=False)
+            nn.init.xavier_uniform_(conv.weight)
+            self.add_module(f"conv{i}", conv)
+            if batch_norm:
+                self.add_module(f"norm{i}", nn.BatchNorm3d(filters, momentum=0.001, scope=norm_scope, negative_slope=SLOPE))
+            self.inputs.append(width)
+            width = (width - 1) // stride + 1
+            self.pooled.append(width > 2)
+            if self.pooled[-1]:
+                self.add_module(f"pool{i}", nn.AvgPool3d(3, stride=2, padding=1))
+                width = (width - 1) // 2 + 1
+            channels = filters
+        self.batch_norm = batch_norm
+        self.act = nn.LeakyReLU(SLOPE)
+        self.drop = nn.Dropout(dropout)
+        features = channels * width**3
+        self.fc1 = nn.Linear(features, HIDDEN[0], in_dims=(channels, width, width, width))
+        self.fc2 = nn.Linear(*HIDDEN)
+        self.fc3 = nn.Linear(HIDDEN[1], outputs)
+        for layer in (self.fc1, self.fc2, self.fc3):
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.constant_(layer.bias, 0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (N, outputs) from volumes (N, in_channels, width, width, width)."""
+        if x.shape[1] != self.in_channels or any(n != self.width for n in x.shape[2:]):
+            raise ValueError(f"CosmoFlow takes (N, {self.in_channels}, {self.width}^3), got {x.shape}")
+        for i, pooled in enumerate(self.pooled, 1):
+            x = self._modules[f"conv{i}"](x)
+            x = self._modules[f"norm{i}"](x) if self.batch_norm else self.act(x)
+            if pooled:
+                x = self._modules[f"pool{i}"](x)
+        x = self.act(self.fc1(self.drop(x)))
+        x = self.act(self.fc2(self.drop(x)))
+        return F.resolve(self.fc3(self.drop(x)))
+
+    def last_partitioned_pooling(self, groups: int, min_width: int | None = None) -> int:
+        """Return the pooling up to which space stays split: log2(width) - log2(max(groups, min_width)) + 1 (the paper)."""
+        return int(log2(self.width) - log2(max(groups, min_width or groups))) + 1
+
+    def placements(self, mesh: Mesh, spread: Spread) -> dict[str, Entry]:
+        """Return the plan: filters split in turn by output and input; space gathered where the paper's rule says so.
+
+        Convolutions and fully connected layers alternate between `Column` and `Row`, so that one all-reduce serves two
+        of them. Space is gathered behind the last partitioned pooling, and before the fully connected layers at the
+        latest: there the activation is small, and a gathered one spares the all-reduce of large weight gradients.
+        """
+        names = [f"conv{i}" for i in range(1, 8)] + ["fc1", "fc2", "fc3"]
+        split = [a for a in spread.channels if mesh.shape[a] > 1]
+        gather = self._gathered_at(spread.parts(mesh))
+        plan: dict[str, Entry] = {}
+        for i, name in enumerate(names):
+            row = i % 2 == 1
+            layout = Layout(spread.batch, split[0] if split and row else None) if name == gather else None
+            if split:
+                plan[name] = (Row if row else Column)(split[0], input=layout)
+            elif layout is not None:
+                plan[name] = Placement(input=layout)
+        return plan
+
+    def _gathered_at(self, parts: tuple[int, ...]) -> str | None:
+        """Name of the layer before which space is gathered."""
+        if max(parts) == 1:
+            return None
+        last = self.last_partitioned_pooling(max(parts))
+        return f"conv{last + 1}" if last < sum(self.pooled) else "fc1"

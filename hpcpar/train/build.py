@@ -1,0 +1,163 @@
+"""From a configuration to its parts: mesh, spread, model, loss, optimizer, batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from hpcpar import functional as F
+from hpcpar import nn, optim
+from hpcpar.data import DataError, HDF5Dataset, make_transforms
+from hpcpar.data.batches import Batches
+from hpcpar.layout.layout import Layout
+from hpcpar.mesh import Mesh
+from hpcpar.models import CosmoFlow, Spread, UNet3d
+from hpcpar.optim import schedules
+from hpcpar.tensors import Tensor
+from hpcpar.train import config
+from hpcpar.train.config import ConfigError, Job
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+NAMES = {
+    "universe": ("full", "unitPar"),
+    "volume": ("volume", "segmentation"),
+    "stacked": ("x", "y"),
+    "auto": (None, None),
+}
+
+
+def make_spread(job: Job, mesh: Mesh) -> Spread:
+    """Return which axes split samples, channels and space, without those that the mesh does not have."""
+    lay = job.layout
+    return Spread(lay.axes("batch"), lay.axes("channels"), tuple(lay.axes(d) for d in ("depth", "height", "width"))).on(
+        mesh
+    )
+
+
+def make_model(settings: config.UNet3d | config.CosmoFlow) -> nn.Module:
+    """Return the network, on the current mesh, replicated; `models.place` lays it out."""
+    if isinstance(settings, config.UNet3d):
+        return UNet3d(
+            settings.channels, settings.classes, settings.base, settings.levels, settings.batch_norm, settings.norm_scope,
+            settings.dropout,
+        )  # fmt: skip
+    return CosmoFlow(
+        settings.width, settings.channels, settings.outputs, settings.batch_norm, settings.norm_scope, settings.dropout
+    )
+
+
+def make_loss(settings: Any) -> Loss:
+    """Return the function from outputs and targets to a replicated scalar."""
+    if isinstance(settings, config.MSE):
+        return F.mse_loss
+    if isinstance(settings, config.L1):
+        return F.l1_loss
+    ignore = settings.ignore_index
+
+    def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(output, target, weight=settings.weights or None, ignore_index=ignore)
+
+    def dice(output: Tensor, target: Tensor) -> Tensor:
+        return F.dice_loss(F.softmax(output, 1), target, ignore_index=ignore)
+
+    if isinstance(settings, config.CrossEntropy):
+        return cross_entropy
+    if isinstance(settings, config.Dice):
+        return dice
+    return lambda output, target: cross_entropy(output, target) + dice(output, target) * settings.dice
+
+
+def make_schedule(job: Job, steps: int) -> optim.optimizer.Schedule:
+    """Return the learning rate as a function of the step."""
+    lr, settings = job.optim.lr, job.schedule
+    if isinstance(settings, config.Step):
+        chosen = schedules.step(lr, settings.at, settings.factor)
+    elif isinstance(settings, config.Cosine):
+        chosen = schedules.cosine(lr, steps, settings.final * lr)
+    elif isinstance(settings, config.Polynomial):
+        chosen = schedules.polynomial(lr, steps, settings.power, settings.final * lr)
+    else:
+        chosen = schedules.constant(lr)
+    return schedules.warm_up(chosen, settings.warmup) if settings.warmup else chosen
+
+
+def make_optimizer(job: Job, model: nn.Module, steps: int) -> optim.Optimizer:
+    """Return the optimizer with its schedule."""
+    settings, lr = job.optim, make_schedule(job, steps)
+    if isinstance(settings, config.SGD):
+        return optim.SGD(
+            model, lr, momentum=settings.momentum, nesterov=settings.nesterov, weight_decay=settings.weight_decay
+        )
+    kind = optim.AdamW if isinstance(settings, config.AdamW) else optim.Adam
+    return kind(model, lr, betas=settings.betas, eps=settings.eps, weight_decay=settings.weight_decay)
+
+
+def make_batches(job: Job, which: str, mesh: Mesh, spread: Spread) -> Batches | None:
+    """Return the batches of ``train``, ``validation`` or ``test``; None where the configuration names no files.
+
+    Training batches are shuffled and augmented; of the others each sample comes once, in order.
+    """
+    source = getattr(job.data, which)
+    if not source:
+        return None
+    input_name, target_name = NAMES[job.data.format]
+    dataset = HDF5Dataset(source, input_name, target_name, channels=job.model.channels)
+    _check_samples(job, dataset)
+    train = which == "train"
+    segments = isinstance(job.model, config.UNet3d)
+    augment = job.data.augment
+    return Batches(
+        dataset,
+        job.data.batch,
+        spread.volume,
+        spread.labels if segments else Layout(spread.batch),
+        mesh=mesh,
+        seed=job.run.seed,
+        shuffle=train,
+        transforms=make_transforms(**vars(augment), seed=job.run.seed) if train else (),
+        dtype=np.dtype(job.run.dtype),
+        target_dtype=np.int64 if segments else None,
+        depth=job.data.prefetch,
+        transfer=_to_device(job.run.device),
+    )
+
+
+def _check_samples(job: Job, dataset: HDF5Dataset) -> None:
+    """Shapes that the network cannot take are found before the first step."""
+    shape, target = dataset.shape(dataset.input), dataset.shape(dataset.target)
+    if len(shape) != 4:
+        raise DataError(f"{dataset!r}: samples have shape {shape}; a volume is (C, D, H, W)")
+    if isinstance(job.model, config.UNet3d):
+        if target != shape[1:]:
+            raise DataError(f"{dataset!r}: labels have shape {target}, the volume needs {shape[1:]}")
+        return
+    if shape[1:] != (job.model.width,) * 3:
+        raise ConfigError(f"model.width is {job.model.width}, but {dataset!r} holds volumes of {shape[1:]}")
+    if target != (job.model.outputs,):
+        raise ConfigError(f"model.outputs is {job.model.outputs}, but {dataset!r} holds targets of shape {target}")
+
+
+def _to_device(device: str) -> Callable[[np.ndarray], Any]:
+    if device == "cpu":
+        return lambda array: array
+    import cupy
+
+    return cupy.asarray
+
+
+def use_device(device: str, mesh: Mesh) -> None:
+    """Choose this rank's GPU by its place in the node, among those that it can see."""
+    if device == "cpu":
+        return
+    try:
+        import cupy
+
+        count = cupy.cuda.runtime.getDeviceCount()
+    except ImportError:
+        raise ConfigError("run.device is 'gpu', but CuPy is not installed: pip install 'hpcpar[gpu]'") from None
+    except Exception as error:  # cupy raises its runtime's own errors where there is no driver or no device
+        raise ConfigError(f"run.device is 'gpu', but no GPU can be used: {error}") from error
+    cupy.cuda.Device(mesh.node.rank % count).use()

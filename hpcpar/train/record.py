@@ -1,0 +1,161 @@
+"""The run directory: configuration, metrics, weights and predictions, each written once, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hpcpar.optim.clip import counts_here
+from hpcpar.tensors import Tensor
+from hpcpar.transport import Comm
+
+Result = TypeVar("Result")
+
+
+def on_root(comm: Comm, call: Callable[[], Result]) -> Result:
+    """Let rank 0 do something that only one may do, and raise its error on every rank. Collective."""
+    outcome: tuple[Any, BaseException | None] = (None, None)
+    if comm.rank == 0:
+        try:
+            outcome = (call(), None)
+        except OSError as error:
+            outcome = (None, error)
+    value, error = comm.broadcast_object(outcome)
+    if error is not None:
+        raise error
+    return value
+
+
+class RunDirectory:
+    """A directory of results; rank 0 alone writes text, every rank calls.
+
+    Parameters
+    ----------
+    path : str
+        Made where it is missing. ``metrics.jsonl`` of an earlier run is kept under a number.
+    comm : Comm
+        All ranks.
+    """
+
+    def __init__(self, path: str, comm: Comm) -> None:
+        self.path, self.comm = Path(path), comm
+        on_root(comm, self._prepare)
+
+    def _prepare(self) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        metrics = self.path / "metrics.jsonl"
+        if metrics.exists() and metrics.stat().st_size:
+            number = 1
+            while (self.path / f"metrics.{number}.jsonl").exists():
+                number += 1
+            metrics.rename(self.path / f"metrics.{number}.jsonl")
+        metrics.touch()
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write one file: aside first, then in its place."""
+
+        def write() -> None:
+            aside = self.path / f".{name}.part"
+            aside.write_text(text, encoding="utf-8")
+            aside.replace(self.path / name)
+
+        on_root(self.comm, write)
+
+    def record(self, figures: dict[str, Any]) -> None:
+        """Append one object to ``metrics.jsonl``; on rank 0 only, and without a message."""
+        if self.comm.rank == 0:
+            with open(self.path / "metrics.jsonl", "a", encoding="utf-8") as file:
+                file.write(json.dumps(figures) + "\n")
+
+    def write_tensors(self, name: str, tensors: dict[str, Tensor], attributes: dict[str, Any] | None = None) -> Path:
+        """Write tensors as whole datasets of one HDF5 file, every block by its owner. Collective.
+
+        Ranks take turns, since several serial HDF5 libraries may not write one file at once; no rank ever holds more than
+        its own shard. Replicas are written once.
+        """
+        target, aside = self.path / name, self.path / f".{name}.part"
+        on_root(self.comm, lambda: _create(aside, tensors, attributes or {}))
+        failed = None
+        for turn in range(self.comm.size):
+            if turn == self.comm.rank and failed is None:
+                try:
+                    _write_blocks(aside, tensors)
+                except OSError as error:
+                    failed = error
+            self.comm.barrier()
+        errors = [e for e in self.comm.gather_objects(failed) if e is not None]
+        if errors:
+            raise errors[0]
+        on_root(self.comm, lambda: os.replace(aside, target))
+        return target
+
+
+def _create(path: Path, tensors: dict[str, Tensor], attributes: dict[str, Any]) -> None:
+    import h5py
+
+    with h5py.File(path, "w") as file:
+        for name, tensor in tensors.items():
+            file.create_dataset(name, tensor.shape, tensor.dtype)
+        file.attrs.update(attributes)
+
+
+def _write_blocks(path: Path, tensors: dict[str, Tensor]) -> None:
+    import h5py
+
+    from hpcpar.transport.device import to_host
+
+    mine = {n: t for n, t in tensors.items() if counts_here(t.sig) and t.sig.local_size}
+    if not mine:
+        return
+    with h5py.File(path, "r+") as file:
+        for name, tensor in mine.items():
+            if tensor.sig.partial:
+                raise ValueError(f"{name} is partial over {tensor.sig.partial}; resolve it before writing")
+            file[name][tuple(slice(a, b) for a, b in tensor.sig.box)] = to_host(tensor.shard)
+
+
+class Progress:
+    """One line on rank 0 now and then: step, loss, samples a second, time left."""
+
+    def __init__(self, comm: Comm, steps: int) -> None:
+        self.quiet, self.steps = comm.rank != 0, steps
+        self.start = self.last = time.perf_counter()
+        self.samples = 0
+        self.rate = 0.0
+
+    def count(self, samples: int) -> None:
+        """Enter the samples of one step."""
+        self.samples += samples
+
+    def lap(self) -> float:
+        """Return samples a second since the last lap."""
+        now = time.perf_counter()
+        self.rate = self.samples / max(now - self.last, 1e-9)
+        self.last, self.samples = now, 0
+        return self.rate
+
+    def line(self, step: int, figures: dict[str, Any]) -> None:
+        """Print the figures of a step."""
+        if self.quiet:
+            return
+        left = (time.perf_counter() - self.start) / max(step, 1) * (self.steps - step)
+        shown = "  ".join(f"{name} {value:.5g}" for name, value in figures.items() if isinstance(value, float))
+        self.say(f"step {step}/{self.steps}  {shown}  left {clock(left)}")
+
+    def say(self, text: str) -> None:
+        """Print a line on rank 0."""
+        if not self.quiet:
+            sys.stdout.write(text + "\n")
+            sys.stdout.flush()
+
+
+def clock(seconds: float) -> str:
+    """Return seconds as h:mm:ss, or m:ss."""
+    whole = int(round(seconds))
+    hours, minutes = whole // 3600, whole // 60 % 60
+    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
