@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .jit import inlined
+from .jit import inlined, vectorised_sum
 
 _LOG2E = np.float32(1.4426950408889634)
 _LN2_HIGH = np.float32(0.693145751953125)  # 16 bits: times an exponent it is exact
@@ -65,3 +65,35 @@ def normal_cdf32(x):
     q = q * t + np.float32(0.225634227)
     tail = np.float32(0.5) * q * t * exp32(-a * a)
     return np.float32(1) - tail if x > np.float32(0) else tail
+
+
+@vectorised_sum
+def row_sum(row):
+    """Sum of a row in any order."""
+    total = row.dtype.type(0)
+    for i in range(row.size):
+        total += row[i]
+    return total
+
+
+@vectorised_sum
+def row_dot(a, b):
+    """Sum of products of two rows in any order."""
+    total = a.dtype.type(0)
+    for i in range(a.size):
+        total += a[i] * b[i]
+    return total
+
+
+@inlined
+def row_max32(row):
+    """Largest number of a float32 row, by the order of its bits as integers: that reduction vectorises.
+
+    A NaN may be passed over; it shows in whatever is computed from its element.
+    """
+    bits = row.view(np.int32)
+    top = np.int32(-(2**31))
+    for i in range(bits.size):
+        b = bits[i]
+        top = max(top, b ^ ((b >> np.int32(31)) & np.int32(0x7FFFFFFF)))
+    return np.int32(top ^ ((top >> np.int32(31)) & np.int32(0x7FFFFFFF))).view(np.float32)

@@ -74,6 +74,11 @@ def inlined(function: Callable) -> Callable:
     return load().njit(inline="always", error_model="numpy")(function)
 
 
+def vectorised_sum(function: Callable) -> Callable:
+    """Decorator of a function used inside kernels whose sum may be taken in any order (of a row: the same each time)."""
+    return load().njit(error_model="numpy", fastmath={"contract", "nsz", "reassoc"})(function)
+
+
 @functools.cache
 def cache_folder() -> Path:
     """The folder of compiled kernels, created if need be."""
