@@ -21,6 +21,7 @@ primitive          what it does                                adjoint
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -49,11 +50,11 @@ def all_gather(comm: Comm, array: Any, dim: int, n: int) -> Any:
     return np.concatenate(comm.all_gather(array, shapes), axis=dim)
 
 
-def reduce_scatter(comm: Comm, array: Any, dim: int, n: int | None = None) -> Any:
-    """Sum arrays over the ranks and leave rank r with its block of `dim`. Adjoint: `all_gather`."""
+def reduce_scatter(comm: Comm, array: Any, dim: int, n: int) -> Any:
+    """Sum arrays over the ranks and leave rank r with its block of `dim`, of length `n`. Adjoint: `all_gather`."""
     if comm.size == 1:
         return array
-    n = array.shape[dim]
+    assert array.shape[dim] == n, f"dim {dim} of an array of shape {array.shape} is not {n} long"
     index: list[Any] = [slice(None)] * array.ndim
     pieces = []
     for r in range(comm.size):
@@ -70,27 +71,28 @@ def all_to_all(comm: Comm, array: Any, split_dim: int, join_dim: int, n: int) ->
     if comm.size == 1:
         return array
     m = array.shape[split_dim]
-    sends, receives = {}, {}
-    index: list[Any] = [slice(None)] * array.ndim
     lo, hi = owned(m, comm.size, comm.rank)
-    out_shape = list(array.shape)
-    out_shape[split_dim], out_shape[join_dim] = hi - lo, n
+    index: list[Any] = [slice(None)] * array.ndim
+    sends, receives, parts = {}, {}, []
     for r in range(comm.size):
         index[split_dim] = slice(*owned(m, comm.size, r))
-        piece = array[tuple(index)]
-        shape = list(out_shape)
+        sends[r] = array[tuple(index)]
+        shape = list(array.shape)
         a, b = owned(n, comm.size, r)
-        shape[join_dim] = b - a
+        shape[split_dim], shape[join_dim] = hi - lo, b - a
+        receives[r] = (tuple(shape), array.dtype)
+    own = sends.pop(comm.rank)
+    del receives[comm.rank]
+    received = comm.exchange(
+        {r: piece for r, piece in sends.items() if piece.size},
+        {r: (shape, dtype) for r, (shape, dtype) in receives.items() if prod(shape)},
+        like_array=array,
+    )
+    for r in range(comm.size):
         if r == comm.rank:
-            own = piece
-            continue
-        if piece.size:
-            sends[r] = piece
-        if np.prod(shape, dtype=np.int64):
-            receives[r] = (tuple(shape), array.dtype)
-    received = comm.exchange(sends, receives)
-    received[comm.rank] = own
-    parts = [received[r] for r in range(comm.size) if r in received]
+            parts.append(own)
+        else:
+            parts.append(received[r] if r in received else array[:0].reshape(receives[r][0]))
     return np.concatenate(parts, axis=join_dim)
 
 
@@ -106,7 +108,10 @@ def reduce(comm: Comm, array: Any, root: int = 0) -> Any:
 
 
 def shift(comm: Comm, array: Any, offset: int = 1, shape: tuple[int, ...] | None = None) -> Any:
-    """Pass the arrays round a ring by `offset` ranks; `shape` is what arrives, where it differs. Adjoint: ``-offset``."""
+    """Pass the arrays round a ring by `offset` ranks; `shape` is what arrives, where it differs.
+
+    Adjoint: itself with ``-offset``.
+    """
     return comm.shift(array, offset, shape)
 
 

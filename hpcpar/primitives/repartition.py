@@ -7,162 +7,20 @@ without partial axes moves exactly the words that a rank needs and does not hold
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from math import prod
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from hpcpar.layout.layout import Layout
-from hpcpar.primitives import collectives
+from hpcpar.primitives.steps import AllGather, AllReduce, Embed, Exchange, Index, Mask, Plan, ReduceScatter, Slice
 from hpcpar.signature import Signature, signature
 
 Box = tuple[tuple[int, int], ...]
 
-
-class Step(Protocol):
-    """One step of a plan; `words` is what this rank receives."""
-
-    words: float
-
-    def __call__(self, array: Any) -> Any: ...
-
-
-@dataclass(frozen=True)
-class Slice:
-    """Keep a part of what this rank holds: no message."""
-
-    index: tuple[slice, ...]
-    words: float = 0.0
-
-    def __call__(self, array: Any) -> Any:
-        return array[self.index]
-
-    def __str__(self) -> str:
-        return "slice"
-
-
-@dataclass(frozen=True)
-class ReduceScatter:
-    """Partial over an axis becomes split by it."""
-
-    comm: Any
-    dim: int
-    words: float
-
-    def __call__(self, array: Any) -> Any:
-        return collectives.reduce_scatter(self.comm, array, self.dim)
-
-    def __str__(self) -> str:
-        return f"reduce_scatter(dim {self.dim}, {self.comm.name})"
-
-
-@dataclass(frozen=True)
-class AllReduce:
-    """Partial over axes becomes replicated."""
-
-    comm: Any
-    words: float
-
-    def __call__(self, array: Any) -> Any:
-        return _in_memory_order(array, self.comm.all_reduce)
-
-    def __str__(self) -> str:
-        return f"all_reduce({self.comm.name})"
-
-
-@dataclass(frozen=True)
-class AllGather:
-    """Drop the last axes of the stack of one dim."""
-
-    comm: Any
-    dim: int
-    shapes: tuple[tuple[int, ...], ...]
-    words: float
-
-    def __call__(self, array: Any) -> Any:
-        return np.concatenate(self.comm.all_gather(array, self.shapes), axis=self.dim)
-
-    def __str__(self) -> str:
-        return f"all_gather(dim {self.dim}, {self.comm.name})"
-
-
-@dataclass(frozen=True)
-class Mask:
-    """Replicated becomes partial: index 0 of the axes keeps the value."""
-
-    keep: bool
-    words: float = 0.0
-
-    def __call__(self, array: Any) -> Any:
-        return array if self.keep else np.zeros_like(array)
-
-    def __str__(self) -> str:
-        return "keep on index 0"
-
-
-@dataclass(frozen=True)
-class Embed:
-    """Split becomes partial: the block among zeros, no message."""
-
-    shape: tuple[int, ...]
-    index: tuple[slice, ...]
-    words: float = 0.0
-
-    def __call__(self, array: Any) -> Any:
-        from hpcpar.kernels import array_module
-
-        out = array_module(array).zeros(self.shape, array.dtype)
-        out[self.index] = array
-        return out
-
-    def __str__(self) -> str:
-        return "embed in zeros"
-
-
-@dataclass(frozen=True)
-class Exchange:
-    """The general move of blocks: every rank receives what it needs and does not hold, from one owner each."""
-
-    comm: Any
-    shape: tuple[int, ...]
-    own: tuple[tuple[slice, ...], tuple[slice, ...]] | None
-    sends: tuple[tuple[int, tuple[slice, ...]], ...]
-    receives: tuple[tuple[int, tuple[slice, ...], tuple[int, ...]], ...]
-    words: float
-
-    def __call__(self, array: Any) -> Any:
-        from hpcpar.kernels import array_module
-
-        received = self.comm.exchange(
-            {peer: array[index] for peer, index in self.sends},
-            {peer: (shape, array.dtype) for peer, _, shape in self.receives},
-        )
-        out = array_module(array).empty(self.shape, array.dtype)
-        if self.own is not None:
-            out[self.own[0]] = array[self.own[1]]
-        for peer, index, _ in self.receives:
-            out[index] = received[peer]
-        return out
-
-    def __str__(self) -> str:
-        return f"all_to_all({self.comm.name})"
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The steps from one signature to another; `words` is the number of elements this rank receives."""
-
-    steps: tuple[Any, ...]
-    words: float
-
-    def __call__(self, array: Any) -> Any:
-        for step in self.steps:
-            array = step(array)
-        return array
-
-    def __str__(self) -> str:
-        return " -> ".join(str(s) for s in self.steps) or "nothing"
+observers: list[Callable[[Any, Signature, Any, Signature], None]] = []
+"""Called as ``observer(array, source, moved, target)`` after each move (the checked mode does)."""
 
 
 def move(array: Any, source: Signature, target: Signature) -> Any:
@@ -170,7 +28,13 @@ def move(array: Any, source: Signature, target: Signature) -> Any:
 
     Adjoint: `move` from the target's resolved signature to the source's, as a gradient is a logical array too.
     """
-    return array if source is target else plan(source, target)(array)
+    if source is target:
+        return array
+    moved = plan(source, target)(array)
+    if observers:
+        for observer in observers:
+            observer(array, source, moved, target)
+    return moved
 
 
 def plan(source: Signature, target: Signature) -> Plan:
@@ -183,7 +47,9 @@ def plan(source: Signature, target: Signature) -> Plan:
 
 def _make_plan(source: Signature, target: Signature) -> Plan:
     if source.shape != target.shape or source.mesh is not target.mesh:
-        raise ValueError(f"a repartition keeps shape and mesh: {source!r} on {source.mesh!r} to {target!r} on {target.mesh!r}")
+        raise ValueError(
+            f"a repartition keeps shape and mesh: {source!r} on {source.mesh!r} to {target!r} on {target.mesh!r}"
+        )
     steps: list[Any] = []
     at = _narrow(source, target, steps)
     at = _reduce(at, target, steps)
@@ -206,7 +72,7 @@ def total_words(source: Signature, target: Signature) -> int:
     return total
 
 
-def _relative(outer: Box, inner: Box) -> tuple[slice, ...]:
+def _relative(outer: Box, inner: Box) -> Index:
     return tuple(slice(b0 - a0, b1 - a0) for (a0, _), (b0, b1) in zip(outer, inner, strict=True))
 
 
@@ -230,16 +96,19 @@ def _narrow(at: Signature, target: Signature, steps: list[Any]) -> Signature:
 
 
 def _reduce(at: Signature, target: Signature, steps: list[Any]) -> Signature:
+    """Sum over partial axes: those by which the target splits at the end of a stack by a reduce-scatter each."""
     mesh = at.mesh
     for d, want in enumerate(target.dims):
-        have = at.dims[d]
-        for axis in want[len(have) :] if want[: len(have)] == have else ():
-            if axis not in at.partial:
-                break
+        for axis in want:
+            if axis not in at.partial or at.dims[d] != want[: want.index(axis)]:
+                continue
             dims = list(at.dims)
             dims[d] = (*dims[d], axis)
             new = _step_to(at, dims, tuple(a for a in at.partial if a != axis))
-            steps.append(ReduceScatter(mesh.comm(axis), d, at.local_size - new.local_size))
+            pieces = tuple(
+                _relative(at.box, new.box_at({**mesh.coords, axis: r})) for r in range(mesh.shape[axis])
+            )
+            steps.append(ReduceScatter(mesh.comm(axis), d, pieces, at.local_size - new.local_size))
             at = _narrow(new, target, steps)
     left = tuple(a for a in at.partial if a not in target.partial)
     if left:
@@ -276,26 +145,25 @@ def _embed(at: Signature, target: Signature, steps: list[Any]) -> Signature:
 
 def _widen(at: Signature, target: Signature, steps: list[Any]) -> Signature:
     """Gather, or exchange blocks, until the dims are the target's."""
-    if at.dims == target.dims:
-        return at
-    drops = [d for d, (have, want) in enumerate(zip(at.dims, target.dims, strict=True)) if have != want]
-    if all(at.dims[d][: len(target.dims[d])] == target.dims[d] for d in drops):
-        for d in drops:
-            dims = list(at.dims)
-            dims[d] = target.dims[d]
-            new = _step_to(at, dims, at.partial)
-            comm, shapes = at.mesh.comm(*at.dims[d][len(dims[d]) :]), []
-            if at.mesh.sort(at.dims[d][len(dims[d]) :]) != at.dims[d][len(dims[d]) :]:
-                _blocks_to(at, new, steps)  # the stack is not in mesh order: ranks are not in block order
-            else:
-                for coords in _peers(at, comm.size, at.dims[d][len(dims[d]) :]):
-                    shapes.append(tuple(b - a for a, b in at.box_at(coords)))
-                steps.append(AllGather(comm, d, tuple(shapes), new.local_size - at.local_size))
-            at = new
-        return at
-    new = _step_to(at, list(target.dims), at.partial)
-    _blocks_to(at, new, steps)
-    return new
+    if any(have[: len(want)] != want for have, want in zip(at.dims, target.dims, strict=True)):
+        new = _step_to(at, list(target.dims), at.partial)
+        _blocks_to(at, new, steps)
+        return new
+    for d, want in enumerate(target.dims):
+        dropped = at.dims[d][len(want) :]
+        if not dropped:
+            continue
+        dims = list(at.dims)
+        dims[d] = want
+        new = _step_to(at, dims, at.partial)
+        if at.mesh.sort(dropped) == dropped:
+            comm = at.mesh.comm(*dropped)
+            shapes = tuple(tuple(b - a for a, b in at.box_at(c)) for c in _peers(at, comm.size, dropped))
+            steps.append(AllGather(comm, d, shapes, new.local_size - at.local_size))
+        else:  # the stack is not in mesh order, so ranks are not in block order
+            _blocks_to(at, new, steps)
+        at = new
+    return at
 
 
 def _peers(at: Signature, size: int, axes: tuple[str, ...]) -> list[dict[str, int]]:
@@ -345,13 +213,3 @@ def _blocks_to(source: Signature, target: Signature, steps: list[Any]) -> None:
             receives.append((peer, _relative(target.box, into), shape))
             words += prod(shape)
     steps.append(Exchange(comm, target.local_shape, own, tuple(sends), tuple(receives), words))
-
-
-def _in_memory_order(array: Any, function: Any) -> Any:
-    """Apply an elementwise message to a channels-last array of 4 or 5 dims without transposing it twice.
-
-    The order is a function of the number of dims only: strides may differ between ranks where a dim has length 1.
-    """
-    if array.ndim not in (4, 5):
-        return function(array)
-    return np.moveaxis(function(np.moveaxis(array, 1, -1)), -1, 1)

@@ -64,23 +64,26 @@ class Comm:
         counter.record("all_reduce", self.name, 1, 2 * (self.size - 1) / self.size * host.nbytes)
         if op != "sum":
             return like(self._extreme(host, op), array)
-        # half precision has no portable MPI type, and its sums are wanted in float32 anyway
-        work = host.astype(np.float32) if host.dtype == np.float16 else host.copy()
-        flat = work.reshape(work.size)
-        for start in range(0, flat.size, max(1, PIECE_BYTES // flat.itemsize)):
-            piece = flat[start : start + max(1, PIECE_BYTES // flat.itemsize)]
-            self.handle.Allreduce(MPI.IN_PLACE, piece, MPI.SUM)
+        work = host.astype(_sum_dtype(host.dtype))
+        self._combine(work, MPI.SUM)
         return like(work.astype(host.dtype, copy=False), array)
+
+    def _combine(self, work: np.ndarray, op: MPI.Op) -> None:
+        """Combine C-contiguous arrays in place, in pieces."""
+        flat = work.reshape(work.size)
+        step = max(1, PIECE_BYTES // flat.itemsize)
+        for start in range(0, flat.size, step):
+            self.handle.Allreduce(MPI.IN_PLACE, flat[start : start + step], op)
 
     def _extreme(self, host: np.ndarray, op: str) -> np.ndarray:
         """Max or min; floats travel as order-preserving integers, as MPI_MAX loses or splits NaN."""
         mpi_op = MPI.MAX if op == "max" else MPI.MIN
         if host.dtype.kind != "f":
             work = host.astype(np.uint8) if host.dtype == bool else host.copy()
-            self.handle.Allreduce(MPI.IN_PLACE, work.reshape(work.size), mpi_op)
+            self._combine(work, mpi_op)
             return work.astype(host.dtype, copy=False)
         keys = ordered_integers(host, nan_largest=op == "max")
-        self.handle.Allreduce(MPI.IN_PLACE, keys.reshape(keys.size), mpi_op)
+        self._combine(keys, mpi_op)
         return from_ordered_integers(keys, host.dtype)
 
     def reduce_scatter(self, pieces: Sequence[Any]) -> Any:
@@ -96,10 +99,9 @@ class Comm:
         reference = pieces[0]
         hosts = [to_host(p) for p in pieces]
         shape, dtype = hosts[self.rank].shape, hosts[self.rank].dtype
-        counter.record(
-            "reduce_scatter", self.name, 1, sum(h.nbytes for r, h in enumerate(hosts) if r != self.rank)
-        )
-        wide = np.dtype(np.float32) if dtype == np.float16 else dtype
+        given = sum(h.nbytes for r, h in enumerate(hosts) if r != self.rank)
+        counter.record("reduce_scatter", self.name, 1, given)
+        wide = _sum_dtype(dtype)
         result = np.empty(hosts[self.rank].size, wide)
         flats = [h.reshape(h.size) for h in hosts]
         step = max(1, PIECE_BYTES // wide.itemsize // self.size)
@@ -107,9 +109,8 @@ class Comm:
         for start in range(0, max((f.size for f in flats), default=0), step):
             parts = [f[start : start + step] for f in flats]
             packed = np.concatenate(parts).astype(wide, copy=False)
-            counts = [p.size for p in parts]
             mine = result[start : start + step]
-            self.handle.Reduce_scatter(packed, mine, counts, MPI.SUM)
+            self.handle.Reduce_scatter(packed, mine, [p.size for p in parts], MPI.SUM)
         return like(result.astype(dtype, copy=False).reshape(shape), reference)
 
     # ---- gathering and exchanging
@@ -135,6 +136,7 @@ class Comm:
             received = self.exchange(
                 {r: host for r in range(self.size) if r != self.rank and host.size},
                 {r: (shapes[r], host.dtype) for r in range(self.size) if r != self.rank and counts[r]},
+                like_array=host,
                 record=False,
             )
             blocks = [
@@ -147,14 +149,16 @@ class Comm:
         sends: Mapping[int, Any],
         receives: Mapping[int, tuple[tuple[int, ...], np.dtype]],
         *,
+        like_array: Any = None,
         record: bool = True,
     ) -> dict[int, Any]:
         """Send one array to each peer of `sends` and return one array from each peer of `receives`.
 
         Both sides derive the messages from the same plan; nothing is negotiated and nothing of size zero is sent.
+        What arrives lies where `like_array` does, by default where the first array sent does (host or GPU).
         """
         limit = 1 << 30
-        reference = next(iter(sends.values()), None)
+        reference = next(iter(sends.values()), None) if like_array is None else like_array
         out = {peer: np.empty(shape, dtype) for peer, (shape, dtype) in receives.items()}
         requests = []
         for peer, buffer in out.items():
@@ -196,8 +200,8 @@ class Comm:
         dest, source = (self.rank + offset) % self.size, (self.rank - offset) % self.size
         shape = array.shape if shape is None else shape
         expected = {source: (shape, array.dtype)} if np.prod(shape, dtype=np.int64) else {}
-        received = self.exchange({dest: array} if array.size else {}, expected)
-        return received[source] if expected else array[:0].reshape(shape)
+        received = self.exchange({dest: array} if array.size else {}, expected, like_array=array)
+        return received[source] if expected else like(np.empty(shape, array.dtype), array)
 
     # ---- small objects and agreement
 
@@ -221,6 +225,11 @@ class Comm:
             self.handle.Barrier()
 
 
+def _sum_dtype(dtype: np.dtype) -> np.dtype:
+    """In which dtype sums travel: half precision (also bfloat16, which NumPy shows as a void of 2 bytes) in float32."""
+    return np.dtype(np.float32) if dtype.itemsize == 2 and dtype.kind in "fV" else dtype
+
+
 def ordered_integers(values: np.ndarray, nan_largest: bool = True) -> np.ndarray:
     """Map floats to integers of the same width that sort alike; NaN becomes the largest (or smallest) of all."""
     ints = np.dtype(f"i{values.dtype.itemsize}")
@@ -236,7 +245,7 @@ def from_ordered_integers(keys: np.ndarray, dtype: np.dtype) -> np.ndarray:
     ints = np.dtype(f"i{dtype.itemsize}")
     nan = (keys == np.iinfo(keys.dtype).max) | (keys == np.iinfo(keys.dtype).min)
     bits = np.where(nan, 0, keys).astype(ints)
-    bits = np.where(bits < 0, np.bitwise_xor(bits, np.iinfo(ints).max), bits)
+    bits = np.where(bits < 0, np.bitwise_xor(bits, np.iinfo(ints).max), bits).astype(ints)
     values = bits.view(dtype)
     values[nan] = np.nan
     return values

@@ -1,4 +1,4 @@
-"""The byte counter: every message of the package is entered here, so that tests and reports can compare with closed forms."""
+"""The byte counter: every message of the package is entered here, to be compared with closed forms by tests."""
 
 from __future__ import annotations
 
