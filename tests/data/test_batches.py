@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 import hpcpar as hp
-from hpcpar.data import HDF5Dataset, Position, make_transforms
-from hpcpar.data.batches import Batches
+from hpcpar.data import Batches, HDF5Dataset, Position, make_transforms
 from hpcpar.transport.counter import counter
 
 SAMPLES, SPATIAL = 5, (6, 4, 7)
