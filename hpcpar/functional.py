@@ -6,6 +6,7 @@ from hpcpar.ops.elementwise import abs, add, clamp, cos, div, exp, log, maximum,
 from hpcpar.ops.linear import einsum, linear, matmul
 from hpcpar.ops.loss import cross_entropy, dice_loss, l1_loss, mse_loss, overlap_sums
 from hpcpar.ops.norm import batch_norm, group_norm, instance_norm
+from hpcpar.ops.pool import avg_pool1d, avg_pool2d, avg_pool3d, max_pool1d, max_pool2d, max_pool3d
 from hpcpar.ops.reduction import amax, amin, argmax, argmin, logsumexp, mean, std, sum, var
 from hpcpar.ops.repartition import explain, repartition, resolve
 from hpcpar.ops.shape import cat, chunk, expand, flatten, narrow, permute, reshape, split, squeeze, stack, transpose, unsqueeze

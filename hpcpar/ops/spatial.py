@@ -5,22 +5,44 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hpcpar.layout.maps import Map
-from hpcpar.layout.plan import block_plan
+import numpy as np
+
+from hpcpar.kernels.arrays import zeros_channels_last
+from hpcpar.layout.maps import Map, Run
+from hpcpar.layout.plan import DimPlan, block_plan
 from hpcpar.primitives.halo import HaloExchange
 from hpcpar.primitives.stencil import split_halo
 from hpcpar.signature import Signature
+from hpcpar.tensors import Tensor
 from hpcpar.transport.device import is_device
 
+Lengths = int | Sequence[int]
 
-def per_dim(name: str, what: str, value: int | Sequence[int], count: int) -> tuple[int, ...]:
+
+def per_dim(name: str, what: str, value: Lengths, count: int) -> tuple[int, ...]:
     """Return `value` as one integer for each of `count` spatial dims."""
-    values = (value,) * count if isinstance(value, int) else tuple(int(v) for v in value)
+    values = (int(value),) * count if isinstance(value, (int, np.integer)) else tuple(int(v) for v in value)
     if len(values) == 1:
         values *= count
     if len(values) != count:
         raise ValueError(f"{name}: {what} is an integer or {count} of them, got {value!r}")
     return values
+
+
+def check_spatial(name: str, x: Tensor, ndim: int) -> None:
+    """Raise ValueError unless x is (N, C, `ndim` spatial dims)."""
+    if x.ndim != ndim + 2:
+        raise ValueError(f"{name} takes x of shape (N, C, {ndim} spatial dims), got {x.shape}")
+
+
+def with_batch(ndim: int, x: Tensor, call: Callable[[Tensor], Any]) -> Any:
+    """Return ``call(x)``; a single sample (C, `ndim` spatial dims) gets a batch dim, and its results lose it again."""
+    if x.ndim != ndim + 1:
+        return call(x)
+    from hpcpar.ops.shape import squeeze, unsqueeze
+
+    results = call(unsqueeze(x, 0))
+    return tuple(squeeze(y, 0) for y in results) if isinstance(results, tuple) else squeeze(results, 0)
 
 
 class Halo:
@@ -38,7 +60,7 @@ class Halo:
         See `HaloExchange`.
     """
 
-    __slots__ = ("mesh", "pads", "plans", "stacks", "trivial")
+    __slots__ = ("mesh", "pads", "part", "plans", "stacks", "trivial")
 
     def __init__(
         self,
@@ -51,12 +73,14 @@ class Halo:
         self.mesh = source.mesh
         self.stacks = source.dims[2:]
         self.pads = pads
+        dims = range(2, len(source.shape))
         self.plans = tuple(
-            block_plan(builder, n, source.parts(d), source.part_index(d, self.mesh.coords), out, *args)
-            for d, n, out, builder, args in zip(range(2, len(source.shape)), source.shape[2:], outs, builders, arguments, strict=True)
+            block_plan(builder, source.shape[d], source.parts(d), source.part_index(d, self.mesh.coords), out, *args)
+            for d, out, builder, args in zip(dims, outs, builders, arguments, strict=True)
         )
         shown = [p.without_padding if pads == "kernel" else p for p in self.plans]
-        self.trivial = all(p.parts == 1 and q.is_identity for p, q in zip(self.plans, shown, strict=True))
+        self.part = own_part(shown)
+        self.trivial = self.part is not None and all(plan.is_identity for plan in shown)
 
     @property
     def padding(self) -> tuple[tuple[int, int], ...]:
@@ -65,17 +89,40 @@ class Halo:
 
     def exchange(self, array: Any, lead: tuple[int, int] | None = None) -> HaloExchange:
         """Return the exchange for arrays like `array` (N, C and dtype count)."""
-        return split_halo(
-            self.mesh, self.stacks, self.plans, lead or array.shape[:2], array.dtype, pads=self.pads, device=is_device(array)
-        )
+        options = {"pads": self.pads, "device": is_device(array)}
+        return split_halo(self.mesh, self.stacks, self.plans, lead or array.shape[:2], array.dtype, **options)
 
     def __call__(self, array: Any, fill: Any = 0) -> Any:
-        """Return the buffer: what this rank needs of the array."""
-        return array if self.trivial else self.exchange(array)(array, fill)
+        """Return the buffer: what this rank needs of the array; a view where that is a part of its own block."""
+        if self.part is not None:
+            return array if self.trivial else array[(..., *self.part)]
+        return self.exchange(array)(array, fill)
 
     def adjoint(self, g: Any) -> Any:
         """Return the sum, on the owners, of the gradient of the buffer."""
-        return g if self.trivial else self.exchange(g).adjoint(g)
+        if self.trivial:
+            return g
+        if self.part is None:
+            return self.exchange(g).adjoint(g)
+        dx = zeros_channels_last((*g.shape[:2], *(plan.length for plan in self.plans)), g.dtype, g)
+        dx[(..., *self.part)] = g
+        return dx
 
     def __str__(self) -> str:
         return "\n".join(f"dim {d + 2}: {plan}" for d, plan in enumerate(self.plans))
+
+
+def own_part(plans: Sequence[DimPlan]) -> tuple[slice, ...] | None:
+    """Return the part of the own block that is the whole buffer, or None where it takes messages, filling or copies."""
+    part = []
+    for plan in plans:
+        if not {plan.coord}.issuperset(plan.recv) or not {plan.coord}.issuperset(plan.send):
+            return None
+        if plan.size == 0:
+            part.append(slice(0, 0))
+            continue
+        run = plan.own[0] if plan.own else Run(0, 0, 0)
+        if run.length != plan.size or run.step != 1:
+            return None
+        part.append(slice(run.src, run.src + run.length))
+    return tuple(part)

@@ -1,0 +1,147 @@
+"""Random cases of every spatial operation: arguments, shapes, meshes and layouts from the whole space, seeded.
+
+`draw_case` makes one `Case` of a family; `run_spatial_cases` checks many, shrinks what fails to one line, and counts
+what happened by operation and kind of layout.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from hpcpar.layout.layout import Layout
+from hpcpar.testing.cases import Array, Case
+from hpcpar.testing.layouts import draw_layout, draw_mesh_shape
+from hpcpar.testing.spatial_draws import FAMILIES
+
+AXES = ("a", "b", "c")
+
+
+def draw_case(rng: np.random.Generator, ranks: int, family: str | None = None, float32: float = 0.2) -> Case:
+    """Return a random case for `ranks` ranks.
+
+    Parameters
+    ----------
+    family : str, optional
+        A key of `FAMILIES`; drawn by default, those with many arguments more often.
+    float32 : float
+        Share of cases in float32.
+    """
+    if family is None:
+        names = list(FAMILIES)
+        weights = np.array([FAMILIES[name].weight for name in names], float)
+        family = names[int(rng.choice(len(names), p=weights / weights.sum()))]
+    chosen = FAMILIES[family]
+    op, arrays, arguments = chosen.draw(rng)
+    mesh = draw_mesh_shape(rng, ranks, AXES)
+    first = draw_layout(rng, arrays[0].shape, mesh, partial=bool(rng.random() < 0.1))
+    placed = [_placed(rng, a, i, first, mesh, chosen.follow) for i, a in enumerate(arrays)]
+    dtype = "float32" if rng.random() < float32 else "float64"
+    return Case(op, placed, arguments, mesh, dtype, int(rng.integers(1 << 20)))
+
+
+def _placed(rng: np.random.Generator, a: Array, i: int, first: Layout, mesh: dict[str, int], follow: str) -> Array:
+    """Give an operand a layout: the first any, weights a split of their first two dims, twins that of the first."""
+    if i == 0:
+        layout = first
+    elif follow == "same":
+        layout = first.resolved() if rng.random() < 0.8 else Layout()
+    elif follow == "voxels":  # (N, C, *spatial) without C
+        entries = [first.entry(d) for d in range(len(a.shape) + 1)]
+        layout = Layout(entries[0], *entries[2:]) if rng.random() < 0.8 else Layout()
+    else:
+        layout = draw_layout(rng, a.shape[:2], mesh) if rng.random() < 0.4 and len(a.shape) > 1 else Layout()
+    return Array(a.shape, layout, a.values, a.parameter)
+
+
+def layout_kind(case: Case) -> str:
+    """Return in words what splits the first operand: the column of the table of operations and layouts."""
+    layout = case.arrays[0].layout
+    dims = [tuple(a for a in layout.entry(d) if case.mesh[a] > 1) for d in range(len(case.arrays[0].shape))]
+    parts = [name for name, entry in zip(("samples", "channels"), dims, strict=False) if entry]
+    spatial = sum(bool(entry) for entry in dims[2:])
+    if spatial:
+        parts.append("positions" if spatial == 1 else f"{spatial} dims of positions")
+    if any(len(entry) > 1 for entry in dims):
+        parts.append("two axes on a dim")
+    if any(case.mesh[a] > 1 for a in layout.partial):
+        parts.append("partial")
+    return " + ".join(parts) or "replicated"
+
+
+@dataclass
+class Tally:
+    """Counts of outcomes, and the worst error, by (operation, kind of layout)."""
+
+    counts: dict[tuple[str, str], Counter] = field(default_factory=dict)
+    worst: dict[tuple[str, str], float] = field(default_factory=dict)
+    failures: list[tuple[Case, str]] = field(default_factory=list)
+    refusals: dict[str, str] = field(default_factory=dict)
+
+    def add(self, case: Case, outcome: str, text: str, error: float) -> None:
+        """Count one verdict."""
+        key = (case.op, layout_kind(case))
+        self.counts.setdefault(key, Counter())[outcome] += 1
+        self.worst[key] = max(self.worst.get(key, 0.0), error)
+        if outcome == "FAIL":
+            self.failures.append((case, text))
+        elif outcome == "refused":
+            self.refusals.setdefault(case.op, text)
+
+    def total(self, outcome: str) -> int:
+        """Return the number of cases with this outcome."""
+        return sum(c[outcome] for c in self.counts.values())
+
+    def operations(self, outcome: str) -> dict[str, int]:
+        """Return for each operation the number of cases with this outcome."""
+        found: Counter = Counter()
+        for (op, _), c in self.counts.items():
+            found[op] += c[outcome]
+        return dict(found)
+
+
+def run_spatial_cases(
+    count: int,
+    seed: int = 0,
+    families: Sequence[str] | None = None,
+    oracle: str | None = None,
+    report: Callable[[str], Any] | None = None,
+    shrink: bool = True,
+    most_failures: int = 5,
+) -> Tally:
+    """Check `count` random cases on all ranks. Collective.
+
+    Parameters
+    ----------
+    families : sequence of str, optional
+        Draw from these in turn; from all, at random, by default.
+    report : callable, optional
+        Called on rank 0 with a text for each failure: the shrunk case as a command, and the difference.
+    most_failures : int
+        Stop after as many.
+    """
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    tally = Tally()
+    for number in range(count):
+        rng = np.random.default_rng([seed, number])
+        family = families[number % len(families)] if families else None
+        case = draw_case(rng, world.Get_size(), family)
+        try:
+            outcome, text, error = case.verdict(oracle)
+        except BaseException:
+            print(f"case {number} of seed {seed} ended in an error: {case.command}", flush=True)
+            raise
+        tally.add(case, outcome, text, error)
+        if outcome == "FAIL":
+            small = case.shrunk() if shrink else case
+            if report and world.Get_rank() == 0:
+                report(f"{small.command}\n{small.verdict()[1] if False else text}")
+            if len(tally.failures) >= most_failures:
+                break
+    return tally

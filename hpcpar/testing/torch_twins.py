@@ -1,0 +1,62 @@
+"""How torch is called where it is not by the same name and arguments, and where it is known to be wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from hpcpar.layout.maps import out_size
+
+if TYPE_CHECKING:
+    from hpcpar.testing.cases import Case
+
+
+def _padded_conv(ndim: int) -> Callable[..., Any]:
+    """Convolution with a padding mode: torch has it in its modules only."""
+
+    def call(x: Any, w: Any, b: Any = None, padding: Any = 0, padding_mode: str = "zeros", **rest: Any) -> Any:
+        import torch.nn.functional as F
+
+        function = getattr(F, f"conv{ndim}d")
+        if padding_mode == "zeros":
+            return function(x, w, b, padding=padding, **rest)
+        if padding == "same":
+            dilation = rest.get("dilation", 1)
+            d = (dilation,) * ndim if isinstance(dilation, int) else dilation
+            totals = [d[i] * (w.shape[i + 2] - 1) for i in range(ndim)]
+            pairs = [(t // 2, t - t // 2) for t in totals]
+        else:
+            widths = (padding,) * ndim if isinstance(padding, int) else padding
+            pairs = [(0, 0) if padding == "valid" else (p, p) for p in widths]
+        flat = [p for pair in reversed(pairs) for p in pair]
+        return function(F.pad(x, flat, mode=padding_mode), w, b, **rest)
+
+    return call
+
+
+def reject(case: Case) -> None:
+    """Raise Rejected for arguments on which torch corrupts memory or contradicts itself."""
+    from hpcpar.testing.cases import Rejected
+
+    if case.op.startswith("max_pool") and empty_window(case):
+        raise Rejected("torch writes out of bounds where a max pooling window holds no input")
+
+
+def empty_window(case: Case) -> bool:
+    """Whether some window of a max pooling holds no input: all taps of one lie in padding."""
+    shape = case.arrays[0].shape[2:]
+
+    def each(name: str, default: Any) -> tuple[int, ...]:
+        value = case.arguments.get(name, default)
+        return (value,) * len(shape) if isinstance(value, int) else tuple(value)
+
+    kernel, dilation, padding = each("kernel_size", 1), each("dilation", 1), each("padding", 0)
+    stride, ceil = each("stride", kernel), bool(case.arguments.get("ceil_mode", False))
+    for n, k, s, d, p in zip(shape, kernel, stride, dilation, padding, strict=True):
+        for o in range(out_size("pool", n, k, s, d, p, p, ceil=ceil)):
+            if not any(0 <= o * s - p + d * t < n for t in range(k)):
+                return True
+    return False
+
+
+TORCH: dict[str, Callable[..., Any]] = {f"conv{n}d": _padded_conv(n) for n in (1, 2, 3)}

@@ -1,0 +1,113 @@
+"""What a `Case` is compared with: torch on one process, or this package on one rank with the generic kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from hpcpar import functional, kernels
+from hpcpar.layout.layout import Layout
+from hpcpar.testing.serial import operand
+
+if TYPE_CHECKING:
+    from hpcpar.testing.cases import Case
+
+
+class Expected(NamedTuple):
+    """Results, the gradients of results that were walked back from, and the gradients of operands."""
+
+    results: list[np.ndarray]
+    seeds: list[np.ndarray | None]
+    gradients: list[np.ndarray | None]
+
+
+def default_oracle() -> str:
+    """Return "torch" where torch is installed, else "serial"."""
+    return "torch" if find_spec("torch") is not None else "serial"
+
+
+def ours(case: Case, tensors: Sequence[Any]) -> Any:
+    """Return the results of the case's operation on tensors."""
+    adapter = ADAPTERS.get(case.op)
+    return adapter(*tensors, **case.arguments) if adapter else getattr(functional, case.op)(*tensors, **case.arguments)
+
+
+def torch_oracle(case: Case, values: Sequence[np.ndarray]) -> Expected:
+    """Results and gradients of torch, computed in float64 whatever the case's dtype and rounded to it."""
+    import torch
+
+    from hpcpar.testing.cases import Rejected, as_tuple
+    from hpcpar.testing.torch_twins import TORCH, reject
+
+    reject(case)
+    wide = [torch.tensor(v.astype(np.float64) if v.dtype.kind == "f" else v) for v in values]
+    for t, a in zip(wide, case.arrays, strict=True):
+        t.requires_grad_(t.is_floating_point() and a.values != "mask")
+    function = TORCH.get(case.op) or getattr(torch.nn.functional, case.op, None) or getattr(torch, case.op)
+    try:
+        results = as_tuple(function(*wide, **case.arguments))
+        pairs = [(t, _seed(tuple(t.shape), case)) for t in results if t.requires_grad]
+        torch.autograd.backward([t for t, _ in pairs], [torch.tensor(s) for _, s in pairs])
+    except (RuntimeError, ValueError, IndexError, NotImplementedError, TypeError) as error:
+        raise Rejected(str(error)) from error
+
+    def host(t: Any) -> np.ndarray:
+        array = t.detach().numpy()
+        return array.astype(case.dtype) if array.dtype.kind == "f" else array
+
+    seeds = [_seed(tuple(t.shape), case).astype(case.dtype) if t.requires_grad else None for t in results]
+    return Expected([host(t) for t in results], seeds, [None if t.grad is None else host(t.grad) for t in wide])
+
+
+def serial_oracle(case: Case, values: Sequence[np.ndarray]) -> Expected:
+    """Results and gradients of this package on one rank, in float64 with the generic kernels."""
+    from hpcpar.testing.cases import Rejected, as_tuple
+
+    mesh = _lone_mesh()
+    wide = [v.astype(np.float64) if v.dtype.kind == "f" else v for v in values]
+    tensors = [
+        operand(v, mesh, Layout(), v.dtype.kind == "f" and a.values != "mask")
+        for v, a in zip(wide, case.arrays, strict=True)
+    ]
+    with kernels.use(all="numpy"):
+        try:
+            results = as_tuple(ours(case, tensors))
+        except (ValueError, IndexError, TypeError) as error:
+            raise Rejected(str(error)) from error
+        seeds = [_seed(y.shape, case) if y.requires_grad else None for y in results]
+        for y, seed in zip(results, seeds, strict=True):
+            if seed is not None:
+                y.backward(operand(seed, mesh, Layout()), retain_graph=True)
+
+    def host(array: np.ndarray) -> np.ndarray:
+        return array.astype(case.dtype) if array.dtype.kind == "f" else array
+
+    return Expected(
+        [host(y.shard) for y in results],
+        [None if s is None else s.astype(case.dtype) for s in seeds],
+        [None if t.grad is None else host(t.grad.shard) for t in tensors],
+    )
+
+
+def _seed(shape: tuple[int, ...], case: Case) -> np.ndarray:
+    """The gradient of a result: of float32 precision, so that both dtypes start from the same numbers."""
+    return np.random.default_rng([case.seed, 577]).standard_normal(shape).astype(np.float32).astype(np.float64)
+
+
+@cache
+def _lone_mesh() -> Any:
+    from mpi4py import MPI
+
+    from hpcpar.mesh import Mesh
+
+    return Mesh(comm=MPI.COMM_SELF, alone=1)
+
+
+ORACLES: dict[str, Callable[..., Expected]] = {"torch": torch_oracle, "serial": serial_oracle}
+
+#: Operations whose arguments are not "operands, then keywords" of a function of that name.
+ADAPTERS: dict[str, Callable[..., Any]] = {}
