@@ -52,9 +52,7 @@ def random_words(seed: int, stream: int, shape_global: Sequence[int], box: Box |
         If the box does not lie in the array.
     """
     shape = tuple(shape_global)
-    box = tuple(box) if box is not None else tuple((0, n) for n in shape)
-    if len(box) != len(shape) or any(not 0 <= lo <= hi <= n for (lo, hi), n in zip(box, shape, strict=True)):
-        raise ValueError(f"box {box} does not lie in an array of shape {shape}")
+    box = check_box(shape, box)
     sizes = tuple(hi - lo for lo, hi in box)
     if 0 in sizes:
         return np.empty((*sizes, words), np.uint64)
@@ -90,18 +88,13 @@ def random_uniform(seed: int, stream: int, shape_global: Sequence[int], box: Box
     -------
     array of the box's sizes; channels last in memory if it has 3 to 5 dims.
     """
-    u = _unit(random_words(seed, stream, shape_global, box)[..., 0]).astype(dtype)
-    np.minimum(u, np.nextafter(u.dtype.type(1), u.dtype.type(0)), out=u)
-    return _deliver(u, like)
+    return uniform_of(random_words(seed, stream, shape_global, box), dtype, like)
 
 
 def random_normal(seed: int, stream: int, shape_global: Sequence[int], box: Box | None = None,
                   dtype: Any = np.float64, like: Array = None) -> Array:
     """Standard normal numbers of a box of a global array; arguments and result as of `random_uniform`."""
-    words = random_words(seed, stream, shape_global, box, words=2)
-    radius = np.sqrt(-2 * np.log1p(-_unit(np.ascontiguousarray(words[..., 0]))))
-    angle = _unit(np.ascontiguousarray(words[..., 1])) * (2 * np.pi)
-    return _deliver((radius * np.cos(angle)).astype(dtype), like)
+    return normal_of(random_words(seed, stream, shape_global, box, words=2), dtype, like)
 
 
 def dropout_mask(seed: int, stream: int, shape_global: Sequence[int], box: Box | None, p: float,
@@ -119,9 +112,7 @@ def dropout_mask(seed: int, stream: int, shape_global: Sequence[int], box: Box |
     -------
     bool array of the box's sizes; channels last in memory if it has 3 to 5 dims.
     """
-    if not 0 <= p <= 1:
-        raise ValueError(f"dropout_mask: p is {p}, a probability is between 0 and 1")
-    return _deliver(_unit(random_words(seed, stream, shape_global, box)[..., 0]) >= p, like)
+    return mask_of(random_words(seed, stream, shape_global, box), p, like)
 
 
 class WordStream:
@@ -139,6 +130,37 @@ class WordStream:
         drawn = self._bits.random_raw(skip + count)
         self._block = first + -(-(skip + count) // 4)
         return drawn[skip:]
+
+
+def uniform_of(words: np.ndarray, dtype: Any, like: Array) -> Array:
+    """Words (*sizes, 1) as uniform numbers."""
+    u = _unit(words[..., 0]).astype(dtype)
+    np.minimum(u, np.nextafter(u.dtype.type(1), u.dtype.type(0)), out=u)
+    return _deliver(u, like)
+
+
+def normal_of(words: np.ndarray, dtype: Any, like: Array) -> Array:
+    """Words (*sizes, 2) as standard normal numbers."""
+    radius = np.sqrt(-2 * np.log1p(-_unit(np.ascontiguousarray(words[..., 0]))))
+    angle = _unit(np.ascontiguousarray(words[..., 1])) * (2 * np.pi)
+    return _deliver((radius * np.cos(angle)).astype(dtype), like)
+
+
+def mask_of(words: np.ndarray, p: float, like: Array) -> Array:
+    """Words (*sizes, 1) as a mask that is False with probability p."""
+    if not 0 <= p <= 1:
+        raise ValueError(f"dropout_mask: p is {p}, a probability is between 0 and 1")
+    threshold = math.ceil(p * 2**53) << 11  # (word >> 11) * 2**-53 >= p, without leaving the integers
+    kept = words[..., 0] >= np.uint64(threshold) if threshold < 2**64 else np.zeros(words.shape[:-1], bool)
+    return _deliver(kept, like)
+
+
+def check_box(shape: tuple[int, ...], box: Box | None) -> tuple[tuple[int, int], ...]:
+    """The box as a tuple, the whole array for None; ValueError if it does not lie in the array."""
+    box = tuple((lo, hi) for lo, hi in box) if box is not None else tuple((0, n) for n in shape)
+    if len(box) != len(shape) or any(not 0 <= lo <= hi <= n for (lo, hi), n in zip(box, shape, strict=True)):
+        raise ValueError(f"box {box} does not lie in an array of shape {shape}")
+    return box
 
 
 def _unit(words: np.ndarray) -> np.ndarray:

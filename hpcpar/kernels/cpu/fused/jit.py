@@ -75,7 +75,7 @@ def inlined(function: Callable) -> Callable:
 
 
 def vectorised_sum(function: Callable) -> Callable:
-    """Decorator of a function used inside kernels whose sum may be taken in any order (of a row: the same each time)."""
+    """Decorator of a function used inside kernels whose sum may be taken in any order, the same each time."""
     return load().njit(error_model="numpy", fastmath={"contract", "nsz", "reassoc"})(function)
 
 
