@@ -38,13 +38,16 @@ def test_a_function_runs_on_every_rank_and_its_values_come_back():
 
 def test_a_script_gets_its_arguments(tmp_path):
     script = tmp_path / "show.py"
-    script.write_text("import sys\nfrom mpi4py import MPI\nprint(MPI.COMM_WORLD.size, sys.argv[1:])\n")
+    script.write_text(
+        "import sys\nfrom mpi4py import MPI\nsys.stdout.write(f'{MPI.COMM_WORLD.size} {sys.argv[1:]}\\n')\n"
+    )
     run = mpi_run(2, script, "--set", "a=1", cwd=tmp_path).check()
     assert run.stdout.count("2 ['--set', 'a=1']") == 2
 
 
 def test_interpreter_arguments_and_variables_are_passed_on():
-    words = ["-c", "import os, hpcpar.testing; print('got', os.environ['WORD'], os.environ['OMP_NUM_THREADS'])"]
+    text = "import os, sys, hpcpar.testing; sys.stdout.write('got {WORD} {OMP_NUM_THREADS}\\n'.format(**os.environ))"
+    words = ["-c", text]
     run = mpi_run(2, words, env={"WORD": "this", "OMP_NUM_THREADS": "2"}).check()
     assert run.stdout.count("got this 2") == 2
 
