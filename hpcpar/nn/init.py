@@ -49,7 +49,8 @@ def parameter(
     if sig.partial:
         raise ValueError(f"a parameter cannot be partial, got {layout!r}")
     dims = range(len(sig.shape)) if order is None else order
-    memory = np.empty([sig.local_shape[d] for d in dims], dtype or get_default_dtype())
+    make = kernels.outline.empty if sig.mesh.virtual else np.empty
+    memory = make([sig.local_shape[d] for d in dims], dtype or get_default_dtype())
     made = Parameter(memory if order is None else memory.transpose(np.argsort(order).tolist()), sig, order=order)
     initializer(made)
     return made

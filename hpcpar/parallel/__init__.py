@@ -1,0 +1,6 @@
+"""Strategies that span a model: plans of layouts, and the synchronisation of gradients."""
+
+from hpcpar.parallel.gradients import GradientSync
+from hpcpar.parallel.plan import Column, Placement, Row, describe, parallelize
+
+__all__ = ["Column", "GradientSync", "Placement", "Row", "describe", "parallelize"]

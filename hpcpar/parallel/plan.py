@@ -1,0 +1,173 @@
+"""A plan of layouts for the parameters of a model, as data: patterns of names, and what lies where.
+
+One line splits a layer over an axis; the model itself does not change, and neither do its values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import Any
+
+from hpcpar.layout.layout import Layout, LayoutError
+from hpcpar.nn.module import Module
+from hpcpar.nn.state import relayout_
+
+
+@dataclass(frozen=True)
+class Column:
+    """Split the outputs of a linear layer or convolution over an axis; the result is split there, without a message.
+
+    Parameters
+    ----------
+    axis : str or tuple of str
+    input, out : Layout, optional
+        Layouts to which the layer brings its input and its result.
+    """
+
+    axis: str | tuple[str, ...]
+    input: Layout | None = None
+    out: Layout | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """Split the inputs of a linear layer or convolution over an axis: the result is partial, and costs one reduction.
+
+    Parameters
+    ----------
+    axis : str or tuple of str
+    input, out : Layout, optional
+        Layouts to which the layer brings its input and its result.
+    """
+
+    axis: str | tuple[str, ...]
+    input: Layout | None = None
+    out: Layout | None = None
+
+
+@dataclass(frozen=True, init=False)
+class Placement:
+    """Layouts of the parameters of a module, by their names in it, and of its input and result.
+
+    Parameters
+    ----------
+    input, out : Layout, optional
+    **parameters : Layout
+        ``Placement(weight=Layout("model"), bias=Layout("model"))``.
+    """
+
+    input: Layout | None = None
+    out: Layout | None = None
+    parameters: Mapping[str, Layout] = field(default_factory=dict)
+
+    def __init__(self, input: Layout | None = None, out: Layout | None = None, **parameters: Layout) -> None:
+        for name, layout in {"input": input, "out": out, **parameters}.items():
+            if layout is not None and not isinstance(layout, Layout):
+                raise TypeError(f"Placement: {name} is a Layout, got {layout!r}")
+        object.__setattr__(self, "input", input)
+        object.__setattr__(self, "out", out)
+        object.__setattr__(self, "parameters", parameters)
+
+
+Entry = Column | Row | Placement | Layout
+
+
+def parallelize(model: Module, plan: Mapping[str, Entry]) -> Module:
+    """Lay the parameters of a model out by a plan, and return the model. Collective.
+
+    Parameters
+    ----------
+    plan : mapping of str to Column, Row, Placement or Layout
+        Keys are patterns (``*``, ``?``, ``[...]``; ``*`` also matches dots) for full names: of modules, ``""`` for the
+        model itself; for a Layout of parameters, ``"blocks.*.weight"``. Later entries win over earlier ones.
+
+    Raises
+    ------
+    ValueError
+        A pattern that matches nothing: the error names near ones. A layer that has no columns and rows.
+    LayoutError
+        A layout that does not fit. All of these are raised on all ranks, before anything is changed.
+
+    Notes
+    -----
+    Values stay what they are. Parameters stay the same objects; gradients are dropped.
+    """
+    modules = dict(model.named_modules())
+    parameters = dict(model.named_parameters())
+    layouts: dict[str, Layout] = {}
+    borders: list[tuple[Module, str, Layout]] = []
+    for pattern, entry in plan.items():
+        if isinstance(entry, Layout):
+            for name in _matching(pattern, parameters, "parameter"):
+                layouts[name] = entry
+            continue
+        for name in _matching(pattern, modules, "module"):
+            module = modules[name]
+            for own, layout in _layouts(name, module, entry).items():
+                layouts[f"{name}.{own}" if name else own] = layout
+            borders += [(module, "layout", entry.input)] * (entry.input is not None)
+            borders += [(module, "out", entry.out)] * (entry.out is not None)
+    for name, layout in layouts.items():
+        _check(name, parameters, layout)
+    for name, layout in layouts.items():
+        relayout_(parameters[name], layout)
+    for module, what, layout in borders:
+        setattr(module, what, layout)
+    return model
+
+
+def _matching(pattern: str, names: Mapping[str, Any], kind: str) -> list[str]:
+    found = [name for name in names if fnmatchcase(name, pattern)]
+    if not found:
+        near = get_close_matches(pattern, names, n=3, cutoff=0.4)
+        hint = f"; near names: {', '.join(near)}" if near else ""
+        raise ValueError(f"parallelize: the pattern {pattern!r} matches no {kind}{hint}")
+    return found
+
+
+def _layouts(name: str, module: Module, entry: Column | Row | Placement) -> dict[str, Layout]:
+    """The layouts that an entry gives the module's own parameters."""
+    if isinstance(entry, Placement):
+        for own in entry.parameters:
+            if module._parameters.get(own) is None:
+                have = ", ".join(n for n, p in module._parameters.items() if p is not None) or "none"
+                raise ValueError(f"parallelize: {name or 'the model'} has no parameter {own!r}; it has {have}")
+        return dict(entry.parameters)
+    if not isinstance(entry, (Column, Row)):
+        kinds = "Column, Row, Placement or Layout"
+        raise TypeError(f"parallelize: {name!r} is given a {type(entry).__name__}; it takes {kinds}")
+    kind = type(entry).__name__.lower()
+    dims = getattr(module, "parallel_dims", {}).get(kind)
+    if dims is None:
+        raise ValueError(f"parallelize: a {type(module).__name__} ({name}) has no {kind}s to split; use Placement")
+    return {
+        own: Layout(*[None] * dims[own], entry.axis) if own in dims else Layout()
+        for own, parameter in module._parameters.items()
+        if parameter is not None
+    }
+
+
+def _check(name: str, parameters: Mapping[str, Any], layout: Layout) -> None:
+    parameter = parameters.get(name)
+    if parameter is None:
+        raise ValueError(f"parallelize: {name} is shared with another module; place it under its first name")
+    try:
+        normal = layout.on(parameter.shape, parameter.mesh.shape)
+    except LayoutError as error:
+        raise LayoutError(f"parallelize: {name}: {error}") from None
+    if normal.partial:
+        raise LayoutError(f"parallelize: {name} cannot be kept partial: {layout!r}")
+
+
+def describe(model: Module) -> str:
+    """Return a table of the parameters: name, global shape, layout, and the shape of this rank's shard; no message."""
+    rows = [("name", "shape", "layout", "shard")]
+    rows += [(n, str(p.shape), repr(p.layout), str(tuple(p.shard.shape))) for n, p in model.named_parameters()]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    lines = ["  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[3]]) for row in rows]
+    whole = sum(p.numel() for p in model.parameters())
+    here = sum(p.shard.size for p in model.parameters())
+    return "\n".join([*lines, f"{whole} parameters, {here} on this rank"])
