@@ -37,7 +37,8 @@ def user_error(error: BaseException, parallel: bool) -> int:
         parallel = False
     if parallel:
         together, text = farewell.agree_to_leave(text)
-        _print(text, error)
+        # where MPI was not found by its launcher, each rank takes itself for the whole job, yet one message is enough
+        _print("" if together and launched_rank() > 0 else text, error)
         if not together:
             failure.abort(EXIT_USER_ERROR)
     elif launched_rank() == 0:

@@ -30,12 +30,27 @@ def add_job_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Load the configuration and train."""
+    """Load the configuration, train, and leave the pictures in the run directory."""
     from hpcpar.train.config import load_job
 
     job = load_job(args.job, args.overrides)
 
     from hpcpar.train.trainer import train
+    from hpcpar.transport import system
 
     train(job)
+    if system.world()[0] == 0:
+        _draw(job.run.dir)
     return 0
+
+
+def _draw(run_dir: str) -> None:
+    """Draw curves and slices; where matplotlib is missing, say how to get them later."""
+    from hpcpar.train.plot import plot_run
+
+    try:
+        pictures = plot_run(run_dir)
+    except ModuleNotFoundError as missing:
+        print(f"no pictures: {missing}, then hpcpar plot {run_dir}")
+        return
+    print("pictures: " + ", ".join(map(str, pictures)))
