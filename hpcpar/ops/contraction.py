@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -10,9 +11,12 @@ from typing import Any
 import numpy as np
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Equation:
-    """An einsum equation, taken apart: the labels of each operand and of the result."""
+    """An einsum equation, taken apart: the labels of each operand and of the result.
+
+    `parse` returns the same object for the same text, so that equations are compared by identity, which is fast.
+    """
 
     operands: tuple[str, ...]
     result: str
@@ -46,47 +50,64 @@ def parse(equation: str, ndims: tuple[int, ...]) -> Equation:
 
 
 class Contraction:
-    """Evaluates one equation on local arrays by transposing, reshaping and one matrix product."""
+    """Evaluates one equation on local arrays by transposing, reshaping and one matrix product.
+
+    Labels are sorted once: those of both operands and the result are a batch of products, `left` and `right` are the
+    rows and columns that survive, `inner` is summed in the product, and a label of one operand alone is summed before.
+    """
 
     def __init__(self, equation: Equation) -> None:
-        self.equation = equation
-        a, b = (*equation.operands, "")[:2]
+        first, second = (*equation.operands, "")[:2]
         out = equation.result
-        self.alone = [[labels.index(c) for c in labels if c not in out and c not in other] for labels, other in ((a, b), (b, a))]
-        a = "".join(c for c in a if c in out or c in b)
-        b = "".join(c for c in b if c in out or c in equation.operands[0])
-        self.batch = [c for c in a if c in b and c in out]
-        self.left = [c for c in a if c not in b]
-        self.inner = [c for c in a if c in b and c not in out]
-        self.right = [c for c in b if c not in a]
-        self.order_a = [a.index(c) for c in (*self.batch, *self.left, *self.inner)]
-        self.order_b = [b.index(c) for c in (*self.batch, *self.inner, *self.right)]
-        natural = [*self.batch, *self.left, *self.right]
-        self.order_out = [natural.index(c) for c in out]
+        self.alone = tuple(
+            tuple(labels.index(c) for c in labels if c not in out and c not in other)
+            for labels, other in ((first, second), (second, first))
+        )
+        a = "".join(c for c in first if c in out or c in second)
+        b = "".join(c for c in second if c in out or c in first)
+        batch = [c for c in a if c in b and c in out]
+        left = [c for c in a if c not in b]
+        inner = [c for c in a if c in b and c not in out]
+        right = [c for c in b if c not in a]
+        self.counts = len(batch), len(left), len(inner)
+        self.is_matrix_product = not batch and len(left) == len(inner) == len(right) == 1
+        self.single = len(equation.operands) == 1
+        self.order_a = _order(a, a if self.single else [*batch, *left, *inner])
+        self.order_b = _order(b, [*batch, *inner, *right])
+        self.order_out = _order([*batch, *left, *right], out)
 
-    def __call__(self, *arrays: Any) -> Any:
-        a = arrays[0].sum(axis=tuple(self.alone[0])) if self.alone[0] else arrays[0]
-        if len(arrays) == 1:
-            return a.transpose(self.order_out_single(a))
-        b = arrays[1].sum(axis=tuple(self.alone[1])) if self.alone[1] else arrays[1]
-        a, b = a.transpose(self.order_a), b.transpose(self.order_b)
-        nb, nl, ni = len(self.batch), len(self.left), len(self.inner)
+    def __call__(self, a: Any, b: Any = None) -> Any:
+        if self.alone[0]:
+            a = a.sum(axis=self.alone[0])
+        if self.single:
+            return _turned(a, self.order_out)
+        if self.alone[1]:
+            b = b.sum(axis=self.alone[1])
+        a, b = _turned(a, self.order_a), _turned(b, self.order_b)
+        if self.is_matrix_product:
+            return _turned(a.dot(b), self.order_out)
+        nb, nl, ni = self.counts
         batch, left, inner, right = a.shape[:nb], a.shape[nb : nb + nl], a.shape[nb + nl :], b.shape[nb + ni :]
         m, k, n = prod(left), prod(inner), prod(right)
         if nb:
             out = np.matmul(a.reshape(prod(batch), m, k), b.reshape(prod(batch), k, n))
         else:
-            out = np.matmul(a.reshape(m, k), b.reshape(k, n))
-        return out.reshape((*batch, *left, *right)).transpose(self.order_out)
+            out = a.reshape(m, k).dot(b.reshape(k, n))
+        return _turned(out.reshape((*batch, *left, *right)), self.order_out)
 
-    def order_out_single(self, array: Any) -> list[int]:
-        """Return the order of dims for an equation of one operand."""
-        kept = [c for c in self.equation.operands[0] if c in self.equation.result]
-        return [kept.index(c) for c in self.equation.result]
+
+def _order(have: Sequence[str], want: Sequence[str]) -> tuple[int, ...] | None:
+    """The permutation from one order of labels to another; None where there is nothing to do."""
+    order = tuple(list(have).index(c) for c in want)
+    return None if order == tuple(range(len(order))) else order
+
+
+def _turned(array: Any, order: tuple[int, ...] | None) -> Any:
+    return array if order is None else array.transpose(order)
 
 
 class ContractionGradient:
-    """The gradient of one operand: the product of g with the other operand, repeated along dims that were only summed."""
+    """The gradient of one operand: g times the other operand, repeated along dims that were only summed."""
 
     def __init__(self, equation: Equation, operand: int) -> None:
         labels = equation.operands[operand]
@@ -95,10 +116,10 @@ class ContractionGradient:
         reachable = "".join(c for c in labels if c in equation.result or c in other)
         sources = (equation.result, other) if self.other is not None else (equation.result,)
         self.product = Contraction(Equation(sources, reachable))
-        self.repeated = [d for d, c in enumerate(labels) if c not in reachable]
+        self.repeated = tuple(d for d, c in enumerate(labels) if c not in reachable)
 
     def __call__(self, g: Any, arrays: tuple[Any, ...], shape: tuple[int, ...]) -> Any:
         grad = self.product(g, arrays[self.other]) if self.other is not None else self.product(g)
         if self.repeated:
-            grad = np.broadcast_to(np.expand_dims(grad, tuple(self.repeated)), shape)
+            grad = np.broadcast_to(np.expand_dims(grad, self.repeated), shape)
         return grad

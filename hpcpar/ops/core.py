@@ -70,8 +70,9 @@ class Rule:
 class Op:
     """Base of all operations; an instance without state serves every call.
 
-    A subclass gives `rule`, `forward` and `backward`. `linear` names the operands in which it is linear (for the
-    checked mode): ``"each"`` one on its own, ``"sum"`` all together, or ``None``.
+    A subclass gives `rule`, `forward` and `backward`. `linear` says in which operands it is linear (for the checked
+    mode): in each one on its own (``"each"``), in all together (``"sum"``), in the one operand up to a constant, which
+    is the call's `extra` (``"shift"``), or ``None``.
     """
 
     name = "op"
@@ -135,13 +136,17 @@ class Op:
         return rule
 
 
-def as_tensor(value: Any, like: Tensor) -> Tensor:
-    """Return `value` as a tensor on the mesh of `like`: a tensor as it is, an array as a replicated one."""
+def as_tensor(value: Any, like: Tensor, dtype: np.dtype | None = None) -> Tensor:
+    """Return `value` as a tensor on the mesh of `like`: a tensor as it is, an array or number as a replicated one.
+
+    It gets the dtype of `like`, or `dtype`, unless that loses what it is: 0.5 beside integers stays 0.5.
+    """
     if isinstance(value, Tensor):
         return value
     array = value if hasattr(value, "__array_function__") else np.asarray(value)
-    if np.can_cast(array.dtype, like.dtype, "same_kind"):  # 0.5 must not become 0 beside integers
-        array = array.astype(like.dtype, copy=False)
+    wanted = like.dtype if dtype is None else dtype
+    if np.can_cast(array.dtype, wanted, "same_kind"):
+        array = array.astype(wanted, copy=False)
     array = place(array, like._data)
     return Tensor(array, signature(like.mesh, tuple(array.shape), Layout()))
 

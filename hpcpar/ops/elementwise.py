@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 
+from hpcpar.autograd import no_grad
 from hpcpar.ops.broadcast import elementwise_rule, unbroadcast
 from hpcpar.ops.core import Op, Rule, as_tensor
 from hpcpar.signature import Signature
@@ -21,7 +23,6 @@ class Add(Op):
     linear = "sum"
 
     def __init__(self, name: str, function: Callable, negate: bool) -> None:
-        super().__init__()
         self.name, self.function, self.negate = name, function, negate
 
     def rule(self, sigs: tuple[Signature, ...]) -> Rule:
@@ -41,13 +42,23 @@ class Binary(Op):
 
     Parameters
     ----------
-    gradient : callable
-        ``gradient(a, b, out) -> (da, db)`` as two functions of g.
+    left, right : callable
+        ``left(g, a, b, out)`` is the gradient of the first operand, before it is summed over what was broadcast.
+    needs_out : bool
+        Whether they look at the result; else it is not kept.
     """
 
-    def __init__(self, name: str, function: Callable, left: Callable, right: Callable, linear: str | None = None) -> None:
-        super().__init__()
-        self.name, self.function, self.left, self.right, self.linear = name, function, left, right, linear
+    def __init__(
+        self,
+        name: str,
+        function: Callable,
+        left: Callable,
+        right: Callable,
+        needs_out: bool = False,
+        linear: str | None = None,
+    ) -> None:
+        self.name, self.function, self.left, self.right = name, function, left, right
+        self.needs_out, self.linear = needs_out, linear
 
     def rule(self, sigs: tuple[Signature, ...]) -> Rule:
         return elementwise_rule(self.name, sigs)
@@ -55,7 +66,7 @@ class Binary(Op):
     def forward(self, rule: Rule, arrays: Sequence[Any], extra: Any) -> tuple[Any, Any]:
         a, b = arrays
         out = self.function(a, b)
-        return out, (a, b, out)
+        return out, (a, b, out if self.needs_out else None)
 
     def backward(self, rule: Rule, saved: Any, g: Any, needs: tuple[bool, ...]) -> tuple:
         a, b, out = saved
@@ -79,8 +90,8 @@ class Unary(Op):
     def __init__(
         self, name: str, function: Callable, derivative: Callable, saves: str = "in", keeps_partial: bool = False
     ) -> None:
-        super().__init__()
-        self.name, self.function, self.derivative, self.saves = name, function, derivative, saves
+        self.name, self.function, self.derivative = name, function, derivative
+        self.saves_in, self.saves_out = saves in ("in", "both"), saves in ("out", "both")
         self.keeps_partial = keeps_partial
         self.linear = "each" if keeps_partial else None
 
@@ -91,8 +102,7 @@ class Unary(Op):
     def forward(self, rule: Rule, arrays: Sequence[Any], extra: Any) -> tuple[Any, Any]:
         a = arrays[0]
         out = self.function(a) if extra is None else self.function(a, extra)
-        kept = {"in": (a, None), "out": (None, out), "both": (a, out), "none": (None, None)}[self.saves]
-        return out, (*kept, extra)
+        return out, (a if self.saves_in else None, out if self.saves_out else None, extra)
 
     def backward(self, rule: Rule, saved: Any, g: Any, needs: tuple[bool, ...]) -> tuple:
         a, out, extra = saved
@@ -103,13 +113,15 @@ class AddNumber(Op):
     """Tensor plus a Python number, which counts on index 0 of partial axes only."""
 
     name = "add"
+    linear = "shift"
 
     def rule(self, sigs: tuple[Signature, ...]) -> Rule:
         sig = sigs[0]
         return Rule(sig, [sig], [sig.resolved], sigs, all(sig.mesh.index(a) == 0 for a in sig.partial))
 
     def forward(self, rule: Rule, arrays: Sequence[Any], extra: Any) -> tuple[Any, Any]:
-        return (arrays[0] + extra if rule.plan else arrays[0]), None
+        # adding 0 elsewhere keeps the dtypes of all ranks equal
+        return arrays[0] + (extra if rule.plan else type(extra)(0)), None
 
     def backward(self, rule: Rule, saved: Any, g: Any, needs: tuple[bool, ...]) -> tuple:
         return (g,)
@@ -138,7 +150,6 @@ class Compare(Op):
     """A comparison: a tensor of booleans, without gradient."""
 
     def __init__(self, name: str, function: Callable) -> None:
-        super().__init__()
         self.name, self.function = name, function
 
     def rule(self, sigs: tuple[Signature, ...]) -> Rule:
@@ -153,10 +164,10 @@ class Cast(Op):
 
     name = "to"
 
-    def rule(self, sigs: tuple[Signature, ...], source: str, target: str) -> Rule:
+    def rule(self, sigs: tuple[Signature, ...], source: np.dtype, target: np.dtype) -> Rule:
         widens = np.can_cast(source, target, "safe")
         needed = sigs[0] if widens else sigs[0].resolved
-        return Rule(needed, [needed], [sigs[0].resolved], sigs, (np.dtype(source), np.dtype(target)))
+        return Rule(needed, [needed], [sigs[0].resolved], sigs, (source, target))
 
     def forward(self, rule: Rule, arrays: Sequence[Any], extra: Any) -> tuple[Any, Any]:
         return arrays[0].astype(rule.plan[1]), None
@@ -167,20 +178,29 @@ class Cast(Op):
 
 def _ties(g: Any, a: Any, b: Any, wins: Callable) -> Any:
     """Gradient of maximum and minimum: torch halves it between equal operands."""
-    half = g.dtype.type(0.5)
-    return g * (wins(a, b) + half * (a == b))
+    return np.where(a == b, g * g.dtype.type(0.5), g * wins(a, b))
+
+
+def _within(a: Any, low: Number | None, high: Number | None) -> Any:
+    inside = a == a  # as torch: nothing flows to NaN
+    if low is not None:
+        inside &= a >= low
+    if high is not None:
+        inside &= a <= high
+    return inside
 
 
 _add = Add("add", np.add, negate=False)
 _sub = Add("sub", np.subtract, negate=True)
 _add_number = AddNumber()
 _mul = Binary("mul", np.multiply, lambda g, a, b, out: g * b, lambda g, a, b, out: g * a, linear="each")
-_div = Binary("div", np.divide, lambda g, a, b, out: g / b, lambda g, a, b, out: -g * out / b)
+_div = Binary("div", np.divide, lambda g, a, b, out: g / b, lambda g, a, b, out: -g * out / b, needs_out=True)
 _power = Binary(
     "pow",
     np.power,
-    lambda g, a, b, out: g * b * np.power(a, b - 1),
-    lambda g, a, b, out: g * out * np.log(np.where(a > 0, a, 1).astype(a.dtype)),
+    lambda g, a, b, out: g * np.where(b == 0, 0, b * np.power(a, np.where(b == 0, 1, b - 1))).astype(g.dtype),
+    lambda g, a, b, out: g * out * np.log(np.where((a == 0) & (b >= 0), 1, a)).astype(g.dtype),
+    needs_out=True,
 )
 _maximum = Binary(
     "maximum",
@@ -192,6 +212,7 @@ _minimum = Binary(
     "minimum", np.minimum, lambda g, a, b, out: _ties(g, a, b, np.less), lambda g, a, b, out: _ties(g, b, a, np.less)
 )
 _scale = Unary("mul", lambda a, k: a * k, lambda g, a, out, k: g * k, "none", keeps_partial=True)
+_divide = Unary("div", lambda a, k: a / k, lambda g, a, out, k: g / k, "none", keeps_partial=True)
 _neg = Unary("neg", np.negative, lambda g, a, out, _: -g, "none", keeps_partial=True)
 _reciprocal = Unary("reciprocal", lambda a, k: k / a, lambda g, a, out, k: -g * out / a, "both")
 _pow_number = Unary("pow", lambda a, k: a**k, lambda g, a, out, k: g * (k * a ** (k - 1) if k != 0 else a * 0), "in")
@@ -202,9 +223,7 @@ _abs = Unary("abs", np.abs, lambda g, a, out, _: g * np.sign(a), "in")
 _tanh = Unary("tanh", np.tanh, lambda g, a, out, _: g * (1 - out * out), "out")
 _sin = Unary("sin", np.sin, lambda g, a, out, _: g * np.cos(a), "in")
 _cos = Unary("cos", np.cos, lambda g, a, out, _: -g * np.sin(a), "in")
-_clamp = Unary(
-    "clamp", lambda a, k: np.clip(a, *k), lambda g, a, out, k: g * ((a >= k[0]) & (a <= k[1])).astype(g.dtype), "in"
-)
+_clamp = Unary("clamp", lambda a, k: np.clip(a, *k), lambda g, a, out, k: g * _within(a, *k), "in")
 _where = Where()
 _cast = Cast()
 _comparisons = {
@@ -216,13 +235,27 @@ def _number(value: Any) -> bool:
     return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
 
 
+def _pair(a: Any, b: Any) -> tuple[Tensor, Tensor]:
+    """Return both operands as tensors of one dtype: the common one, a floating one before an integer one."""
+    if not isinstance(a, Tensor):
+        a = as_tensor(a, b)
+    elif not isinstance(b, Tensor):
+        b = as_tensor(b, a)
+    first, second = a._data.dtype, b._data.dtype
+    if first is second or first == second:
+        return a, b
+    floats = [t for t in (first, second) if t.kind in "fV"]
+    common = floats[0] if len(floats) == 1 else np.result_type(first, second)
+    return to(a, common), to(b, common)
+
+
 def add(a: Tensor | Number, b: Tensor | Number) -> Tensor:
     """Return a + b with broadcasting. Partial operands stay partial."""
     if _number(b):
         return _add_number((a,), (), _plain(b))
     if _number(a):
         return _add_number((b,), (), _plain(a))
-    return _add((a, as_tensor(b, a))) if isinstance(a, Tensor) else _add((as_tensor(a, b), b))
+    return _add(_pair(a, b))
 
 
 def sub(a: Tensor | Number, b: Tensor | Number) -> Tensor:
@@ -231,7 +264,7 @@ def sub(a: Tensor | Number, b: Tensor | Number) -> Tensor:
         return _add_number((a,), (), -_plain(b))
     if _number(a):
         return _add_number((_neg((b,)),), (), _plain(a))
-    return _sub((a, as_tensor(b, a))) if isinstance(a, Tensor) else _sub((as_tensor(a, b), b))
+    return _sub(_pair(a, b))
 
 
 def mul(a: Tensor | Number, b: Tensor | Number) -> Tensor:
@@ -240,16 +273,16 @@ def mul(a: Tensor | Number, b: Tensor | Number) -> Tensor:
         return _scale((a,), (), _plain(b))
     if _number(a):
         return _scale((b,), (), _plain(a))
-    return _mul((a, as_tensor(b, a))) if isinstance(a, Tensor) else _mul((as_tensor(a, b), b))
+    return _mul(_pair(a, b))
 
 
 def div(a: Tensor | Number, b: Tensor | Number) -> Tensor:
     """Return a / b with broadcasting. Division by a number keeps partial values."""
     if _number(b):
-        return _scale((a,), (), 1.0 / _plain(b))
+        return _divide((a,), (), _plain(b))
     if _number(a):
         return _reciprocal((b,), (), _plain(a))
-    return _div((a, as_tensor(b, a))) if isinstance(a, Tensor) else _div((as_tensor(a, b), b))
+    return _div(_pair(a, b))
 
 
 def pow(a: Tensor | Number, b: Tensor | Number) -> Tensor:
@@ -258,7 +291,7 @@ def pow(a: Tensor | Number, b: Tensor | Number) -> Tensor:
         return _pow_number((a,), (), _plain(b))
     if _number(a):
         return exp(mul(b, float(np.log(a))))
-    return _power((a, b))
+    return _power(_pair(a, b))
 
 
 def _plain(value: Any) -> Number:
@@ -308,36 +341,39 @@ def cos(x: Tensor) -> Tensor:
 
 def clamp(x: Tensor, min: Number | None = None, max: Number | None = None) -> Tensor:
     """Return x limited to [min, max]; the derivative is 1 at the limits, as torch has it."""
-    return _clamp((x,), (), (-np.inf if min is None else min, np.inf if max is None else max))
+    if min is None and max is None:
+        raise ValueError("clamp needs min, max or both")
+    return _clamp((x,), (), (min, max))
 
 
 def maximum(a: Tensor, b: Tensor) -> Tensor:
     """Return the larger of each pair; equal operands share the gradient."""
-    return _maximum((a, as_tensor(b, a)))
+    return _maximum(_pair(a, b))
 
 
 def minimum(a: Tensor, b: Tensor) -> Tensor:
     """Return the smaller of each pair; equal operands share the gradient."""
-    return _minimum((a, as_tensor(b, a)))
+    return _minimum(_pair(a, b))
 
 
 def where(condition: Tensor, a: Tensor | Number, b: Tensor | Number) -> Tensor:
     """Return elements of `a` where `condition` holds and of `b` elsewhere, with broadcasting."""
-    like = a if isinstance(a, Tensor) else b
-    if not isinstance(like, Tensor):
+    if not isinstance(a, Tensor) and not isinstance(b, Tensor):
         raise TypeError("where needs a tensor among its choices")
-    return _where((condition, as_tensor(a, like), as_tensor(b, like)))
+    a, b = _pair(a, b)
+    return _where((as_tensor(condition, a, np.dtype(bool)), a, b))
 
 
 def compare(name: str, a: Tensor, b: Tensor | Number) -> Tensor:
     """Return the elementwise comparison `name` (``less``, ``equal``, ...) as a tensor of booleans."""
-    from hpcpar.autograd import no_grad
-
     with no_grad():
-        return _comparisons[name]((a, as_tensor(b, a)))
+        return _comparisons[name](_pair(a, b))
 
 
 def to(x: Tensor, dtype: Any) -> Tensor:
     """Return x in another dtype; x itself when it has it."""
     target = np.dtype(dtype)
-    return x if x.dtype == target else _cast((x,), (x.dtype.str, target.str))
+    if x.dtype == target:
+        return x
+    with nullcontext() if target.kind in "fV" else no_grad():  # integers and booleans have no gradient
+        return _cast((x,), (x.dtype, target))

@@ -1,15 +1,17 @@
 """Einsum under any layouts, and with it matmul and linear.
 
-An einsum is completely described by one label (or none) for each mesh axis: an operand that carries the label is split by
-it, the others are replicated; the result is split, or partial where the label is contracted; the gradient of an operand
-is split on the labels it has and partial over the others. Everything else is a repartition before and after.
+An einsum is completely described by one label (or none) for each mesh axis: an operand that carries the label is split
+by it, the others are replicated; the result is split, or partial where the label is contracted; the gradient of an
+operand is split on the labels it has and partial over the others. Everything else is a repartition before and after.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
+from hpcpar import scope
 from hpcpar.layout.layout import Layout, LayoutError
 from hpcpar.mesh import Mesh
 from hpcpar.ops.contraction import Contraction, ContractionGradient, Equation, parse
@@ -23,6 +25,8 @@ from hpcpar.tensors import Tensor
 
 AxisMap = dict[str, str | None]
 
+_log = logging.getLogger("hpcpar.layout")
+
 
 class Einsum(Op):
     """One contraction of one or two operands."""
@@ -30,7 +34,9 @@ class Einsum(Op):
     name = "einsum"
     linear = "each"
 
-    def rule(self, sigs: tuple[Signature, ...], equation: Equation, out: Layout | None, parameters: tuple[bool, ...]) -> Rule:
+    def rule(
+        self, sigs: tuple[Signature, ...], equation: Equation, out: Layout | None, parameters: tuple[bool, ...]
+    ) -> Rule:
         mesh = sigs[0].mesh
         lengths = label_lengths(equation, sigs)
         shape = tuple(lengths[c] for c in equation.result)
@@ -38,13 +44,14 @@ class Einsum(Op):
             out = signature(mesh, shape, out).layout
         chosen = choose_labels(mesh, equation, sigs, out, parameters)
         stacks = label_stacks(mesh, equation, sigs, out, chosen)
-        moves = [s.with_layout(Layout(*[stacks[c] for c in labels])) for s, labels in zip(sigs, equation.operands, strict=True)]
-        contracted = [a for c, stack in stacks.items() if c not in equation.result for a in stack]
-        result = signature(mesh, shape, Layout(*[stacks[c] for c in equation.result], partial=mesh.sort(contracted)))
-        grads = []
-        for need, labels in zip(moves, equation.operands, strict=True):
+        moves, grads = [], []
+        for sig, labels in zip(sigs, equation.operands, strict=True):
+            needed = sig.with_layout(Layout(*[stacks[c] for c in labels]))
             lost = [a for c, stack in stacks.items() if c not in labels for a in stack]
-            grads.append(need.with_partial(mesh.sort(lost)))
+            moves.append(needed)
+            grads.append(needed.with_partial(mesh.sort(lost)))
+        summed = mesh.sort([a for c, stack in stacks.items() if c not in equation.result for a in stack])
+        result = signature(mesh, shape, Layout(*[stacks[c] for c in equation.result], partial=summed))
         kernels = (Contraction(equation), [ContractionGradient(equation, i) for i in range(len(sigs))])
         return Rule(result, moves, grads, sigs, kernels)
 
@@ -62,7 +69,7 @@ def label_lengths(equation: Equation, sigs: Sequence[Signature]) -> dict[str, in
     for labels, sig in zip(equation.operands, sigs, strict=True):
         for c, n in zip(labels, sig.shape, strict=True):
             if lengths.setdefault(c, n) != n:
-                raise ValueError(f"einsum {equation}: label {c!r} is {lengths[c]} long in one operand and {n} in the other")
+                raise ValueError(f"einsum {equation}: label {c!r} is {lengths[c]} long in one operand, {n} in another")
     return lengths
 
 
@@ -71,28 +78,29 @@ def choose_labels(
 ) -> AxisMap:
     """Return for each axis the label it splits, from layouts alone.
 
-    The label on which the operands agree; if nobody is split, the one that `out` splits; in a conflict the one that `out`
-    names (the contracted one where `out` is partial); without `out` a parameter is gathered on use, if the activation's
-    label is not one of its own. Anything else is a LayoutError.
+    The label on which the operands agree; if nobody is split, the one that `out` splits; in a conflict the one that
+    `out` names (the contracted one where `out` is partial); without `out` a parameter is gathered on use, if the
+    activation's label is not one of its own. Anything else is a LayoutError.
     """
     wanted = {a: c for d, c in enumerate(equation.result) for a in (out.entry(d) if out else ())}
+    used = {axis: _labels_of(axis, equation, sigs) for axis in mesh.axes}
     chosen: AxisMap = {}
     for axis in mesh.axes:
-        used = _labels_of(axis, equation, sigs)
-        distinct = sorted(set(used.values()))
-        if len(distinct) == 1:
-            chosen[axis] = distinct[0]
-        elif not distinct:
+        candidates = sorted(set(used[axis].values()))
+        if not candidates:
             chosen[axis] = wanted.get(axis)
-        elif wanted.get(axis) in distinct:
-            chosen[axis] = wanted[axis]
-        elif out is not None and axis in out.partial:
-            contracted = [c for c in distinct if c not in equation.result]
-            chosen[axis] = contracted[0] if contracted else None
+            continue
+        if len(candidates) > 1 and out is None:
+            fitting = _gathered_on_use(axis, equation, used[axis], parameters)
+        elif len(candidates) > 1 and axis in out.partial:
+            fitting = [c for c in candidates if c not in equation.result]
+        elif len(candidates) > 1:
+            fitting = [c for c in candidates if c == wanted.get(axis)]
         else:
-            chosen[axis] = _gathered_on_use(axis, equation, used, parameters) if out is None else None
-            if chosen[axis] is None:
-                raise _conflict(axis, mesh, equation, sigs, distinct)
+            fitting = candidates
+        if len(fitting) != 1:
+            raise _conflict(axis, mesh, equation, sigs, used)
+        chosen[axis] = fitting[0]
     return chosen
 
 
@@ -106,34 +114,42 @@ def _labels_of(axis: str, equation: Equation, sigs: Sequence[Signature]) -> dict
     }
 
 
-def _gathered_on_use(axis: str, equation: Equation, used: dict[int, str], parameters: tuple[bool, ...]) -> str | None:
+def _gathered_on_use(
+    axis: str, equation: Equation, used: dict[int, str], parameters: tuple[bool, ...]
+) -> list[str]:
     """The activation's label, where the other operand is a parameter that does not have it."""
     for i, label in used.items():
         others = [j for j in used if j != i]
         if not parameters[i] and all(parameters[j] and label not in equation.operands[j] for j in others):
-            return label
-    return None
+            _log.info("%seinsum %s: the parameter is gathered over %r where it is used", _place(), equation, axis)
+            return [label]
+    return []
+
+
+def _place() -> str:
+    return f"{scope.current()}: " if scope.current() else ""
 
 
 def _conflict(
-    axis: str, mesh: Mesh, equation: Equation, sigs: Sequence[Signature], distinct: Sequence[str]
+    axis: str, mesh: Mesh, equation: Equation, sigs: Sequence[Signature], used: dict[str, dict[int, str]]
 ) -> LayoutError:
+    """The error that lists, for each label that could win, the `out` that says so and the elements that move."""
+    settled = {a: next(iter(labels.values())) for a, labels in used.items() if len(set(labels.values())) == 1}
     choices = []
-    for label in distinct:
+    for label in sorted(set(used[axis].values())):
         words = 0
         for labels, sig in zip(equation.operands, sigs, strict=True):
             dims = [tuple(a for a in s if a != axis or c == label) for c, s in zip(labels, sig.dims, strict=True)]
-            words += total_words(sig, signature(mesh, sig.shape, Layout(*dims)))
-        if label in equation.result:
-            dims = [axis if c == label else None for c in equation.result]
-            text = repr(Layout(*dims))
-        else:
-            text = repr(Layout(partial=axis))
-        choices.append(f"out={text} moves {words} elements of the operands in all")
+            words += total_words(sig.resolved, signature(mesh, sig.shape, Layout(*dims)))
+        winner = {**settled, axis: label}
+        kept = [tuple(a for a in mesh.axes if winner.get(a) == c) for c in equation.result]
+        partial = () if label in equation.result else axis
+        choices.append(f"out={Layout(*kept, partial=partial)!r} moves {words} elements of the operands in all")
     shown = " and ".join(repr(s) for s in sigs)
+    split = " and ".join(sorted(set(used[axis].values())))
     return LayoutError(
-        f"einsum {equation}: axis {axis!r} splits {' and '.join(distinct)} in {shown}; say which one the result "
-        f"keeps: {'; '.join(choices)}"
+        f"einsum {equation}: axis {axis!r} splits {split} in {shown}; "
+        f"say which one the result keeps: {'; '.join(choices)}"
     )
 
 
@@ -165,8 +181,8 @@ def einsum(equation: str, *operands: Tensor, out: Layout | None = None) -> Tenso
     equation : str
         Explicit, of letters: ``"nk,ok->no"``; one or two operands.
     out : Layout, optional
-        The layout of the result, and the only hint: it decides where two operands split by one axis disagree, and the result
-        is repartitioned to it. Without it the result stays as it falls, possibly partial.
+        The layout of the result, and the only hint: it decides where two operands split by one axis disagree, and the
+        result is repartitioned to it. Without it the result stays as it falls, possibly partial.
 
     Raises
     ------
@@ -195,7 +211,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Layout | 
     if weight.ndim != 2 or x.ndim == 0 or x.shape[-1] != weight.shape[1]:
         raise ValueError(f"linear: x of shape {x.shape} does not fit a weight of shape {weight.shape}")
     rows = "abcdefgh"[: x.ndim - 1]
-    y = einsum(f"{rows}y,zy->{rows}z", x, weight, out=out)
+    y = _einsum((x, weight), (parse(f"{rows}y,zy->{rows}z", (x.ndim, 2)), out, (x.is_parameter, weight.is_parameter)))
+    if out is not None:
+        y = repartition(y, out)
     return y if bias is None else add(y, bias)
 
 
@@ -203,15 +221,22 @@ def matmul(a: Tensor, b: Tensor, out: Layout | None = None) -> Tensor:
     """Return the matrix product over the last two dims, with broadcasting over the others; vectors as in torch."""
     if a.ndim == 0 or b.ndim == 0:
         raise ValueError("matmul: 0-dim operands; use *")
-    if a.ndim == 1:
-        return squeeze(matmul(unsqueeze(a, 0), b), -2 if b.ndim > 1 else 0)
-    if b.ndim == 1:
-        return squeeze(matmul(a, unsqueeze(b, 1)), -1)
+    if a.ndim == 1 or b.ndim == 1:
+        y = _with_vectors(a, b)
+        return y if out is None else repartition(y, out)
     ndim = max(a.ndim, b.ndim)
     full = "abcdefgh"[: ndim - 2]
     a, b = _grown(a, b), _grown(b, a)
     first, second = full[ndim - a.ndim :], full[ndim - b.ndim :]
     return einsum(f"{first}xy,{second}yz->{full}xz", a, b, out=out)
+
+
+def _with_vectors(a: Tensor, b: Tensor) -> Tensor:
+    if a.ndim == 1 and b.ndim == 1:
+        return einsum("x,x->", a, b)
+    if a.ndim == 1:
+        return squeeze(matmul(unsqueeze(a, 0), b), -2)
+    return squeeze(matmul(a, unsqueeze(b, 1)), -1)
 
 
 def _grown(a: Tensor, b: Tensor) -> Tensor:

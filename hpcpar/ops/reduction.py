@@ -11,8 +11,9 @@ import numpy as np
 from hpcpar.kernels import array_module
 from hpcpar.layout.layout import Layout, LayoutError
 from hpcpar.ops.core import Op, Rule
-from hpcpar.ops.elementwise import add, log, mul, sqrt, sub
+from hpcpar.ops.elementwise import add, div, log, mul, sqrt, sub
 from hpcpar.ops.elementwise import exp as _exp
+from hpcpar.ops.repartition import resolve
 from hpcpar.signature import Signature, signature
 from hpcpar.tensors import Tensor
 from hpcpar.transport import Comm
@@ -21,18 +22,15 @@ Dims = int | Sequence[int] | None
 
 
 class _Plan:
-    """Which local dims to reduce, over which communicator, and the global count."""
+    """Which local dims to reduce, and over which communicator."""
 
-    __slots__ = ("axes", "comm", "count", "kept_shape", "local_shape", "ndim", "offsets")
+    __slots__ = ("axes", "comm", "kept_shape", "local_shape", "offsets")
 
     def __init__(self, sig: Signature, dims: tuple[int, ...]) -> None:
-        axes = [a for d in dims for a in sig.dims[d]]
         self.axes = dims
-        self.comm: Comm = sig.mesh.comm(*axes)
-        self.count = prod(sig.shape[d] for d in dims)
+        self.comm: Comm = sig.mesh.comm(*(a for d in dims for a in sig.dims[d]))
         self.kept_shape = tuple(1 if d in dims else n for d, n in enumerate(sig.local_shape))
         self.local_shape = sig.local_shape
-        self.ndim = len(sig.shape)
         self.offsets = tuple(a for a, _ in sig.box)
 
 
@@ -68,24 +66,21 @@ class Sum(Op):
     def rule(self, sigs: tuple[Signature, ...], dims: tuple[int, ...], keepdim: bool) -> Rule:
         sig = sigs[0]
         partial = sig.mesh.sort([*sig.partial, *(a for d in dims for a in sig.dims[d])])
-        return Rule(_out(sig, dims, keepdim, partial), [sig], [sig.resolved], sigs, (_Plan(sig, dims), keepdim))
+        kept = tuple(1 if d in dims else n for d, n in enumerate(sig.local_shape))
+        return Rule(_out(sig, dims, keepdim, partial), [sig], [sig.resolved], sigs, (dims, keepdim, kept))
 
     def forward(self, rule: Rule, arrays: Sequence[Any], extra: Any) -> tuple[Any, Any]:
-        plan, keepdim = rule.plan
-        a = arrays[0]
-        total = a.sum(axis=plan.axes, keepdims=keepdim)
-        return (np.asarray(total) if isinstance(a, np.ndarray) else total), None
+        dims, keepdim, _ = rule.plan
+        return arrays[0].sum(axis=dims, keepdims=keepdim), None
 
     def backward(self, rule: Rule, saved: Any, g: Any, needs: tuple[bool, ...]) -> tuple:
-        plan, _ = rule.plan
-        return (np.broadcast_to(g.reshape(plan.kept_shape), plan.local_shape),)
+        return (np.broadcast_to(g.reshape(rule.plan[2]), rule.grads[0].local_shape),)
 
 
 class Extreme(Op):
     """Maximum or minimum over dims; ties share the gradient equally (torch's amax and amin)."""
 
     def __init__(self, name: str, op: str) -> None:
-        super().__init__()
         self.name, self.op = name, op
 
     def rule(self, sigs: tuple[Signature, ...], dims: tuple[int, ...], keepdim: bool) -> Rule:
@@ -113,7 +108,6 @@ class ArgExtreme(Op):
     """Global index of the first maximum or minimum along one dim (or of the flat array); NaN wins, as in torch."""
 
     def __init__(self, name: str, op: str) -> None:
-        super().__init__()
         self.name, self.op = name, op
 
     def rule(self, sigs: tuple[Signature, ...], dim: int, keepdim: bool) -> Rule:
@@ -171,16 +165,16 @@ def mean(x: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
     """Return the sum over `dim` divided by the global count: never a mean of means."""
     dims = reduced_dims("mean", dim, x.ndim)
     count = prod(x.shape[d] for d in dims)
-    return mul(_sum((x,), (dims, keepdim)), 1.0 / count if count else float("nan"))
+    return div(_sum((x,), (dims, keepdim)), count or float("nan"))
 
 
 def var(x: Tensor, dim: Dims = None, correction: int = 1, keepdim: bool = False) -> Tensor:
     """Return the variance over `dim` in two passes; the divisor is the global count minus `correction`."""
     dims = reduced_dims("var", dim, x.ndim)
     count = prod(x.shape[d] for d in dims) - correction
+    x = resolve(x)  # else its mean and its squares would each be resolved
     centred = sub(x, mean(x, dims, keepdim=True))
-    total = _sum((mul(centred, centred),), (dims, keepdim))
-    return mul(total, 1.0 / count if count > 0 else float("nan"))
+    return div(_sum((mul(centred, centred),), (dims, keepdim)), count if count > 0 else float("nan"))
 
 
 def std(x: Tensor, dim: Dims = None, correction: int = 1, keepdim: bool = False) -> Tensor:
@@ -221,6 +215,7 @@ def _arg(op: ArgExtreme, x: Tensor, dim: int, keepdim: bool) -> Tensor:
 def logsumexp(x: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
     """Return log(sum(exp(x))) over `dim`, shifted by the maximum."""
     dims = reduced_dims("logsumexp", dim, x.ndim)
+    x = resolve(x)
     top = amax(x.detach(), dims, keepdim=True)
     finite = Tensor(np.where(np.isfinite(top._data), top._data, 0).astype(x.dtype), top.sig)
     result = add(log(sum(_exp(sub(x, finite)), dims, keepdim=True)), finite)
