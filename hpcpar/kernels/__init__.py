@@ -7,7 +7,7 @@ runs an operation is decided by the `registry` and shown by `describe`.
 
 from __future__ import annotations
 
-from . import memory
+from . import memory, outline
 from .arrays import array_module, empty_channels_last, is_channels_last, last, memory_view, to_channels_last
 from .generic import conv as _conv
 from .generic import elementwise as _elementwise

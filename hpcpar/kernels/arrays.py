@@ -22,9 +22,18 @@ def is_device(a: Array) -> bool:
     return type(a).__module__.partition(".")[0] == "cupy"
 
 
+def is_outline(a: Array) -> bool:
+    """Whether ``a`` is an array without storage, of a dry run."""
+    return type(a).__module__.startswith("hpcpar.kernels.outline")
+
+
 def array_module(a: Array) -> ModuleType:
-    """The module that made ``a``: ``cupy`` for a CuPy array, else ``numpy``."""
-    return sys.modules["cupy"] if is_device(a) else np
+    """The module that made ``a``: ``cupy`` for a CuPy array, `kernels.outline` for an outline, else ``numpy``."""
+    if type(a) is np.ndarray:
+        return np
+    if is_device(a):
+        return sys.modules["cupy"]
+    return sys.modules["hpcpar.kernels.outline"] if is_outline(a) else np
 
 
 def empty_channels_last(shape: Sequence[int], dtype: Any, like: Array = None) -> Array:

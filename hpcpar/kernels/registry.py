@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from .arrays import Array, is_device
+from .arrays import Array, is_device, is_outline
 
 #: Order of preference on the CPU, by family.
 PREFERENCE: dict[str, tuple[str, ...]] = {
@@ -49,6 +49,7 @@ class _State:
     told: set[str] = set()                             # notices given
     host: dict[str, tuple[Callable, ...]] = {}         # operation -> implementations in order
     device: dict[str, tuple[Callable, ...]] = {}
+    outline: dict[str, tuple[Callable, ...]] = {}      # of arrays without storage
 
 
 #: Operation -> (family, reference implementation).
@@ -62,12 +63,14 @@ def operation(family: str, reference: Callable, array: str = "") -> Callable:
     """
     name = reference.__name__
     OPERATIONS[name] = (family, reference)
-    host, device = _State.host, _State.device
+    host, device, outline = _State.host, _State.device, _State.outline
 
     @functools.wraps(reference)
     def call(*args: Any, **kwargs: Any) -> Any:
         decider: Array = kwargs.get(array) if array else args[0] if args else next(iter(kwargs.values()))
-        chains = device if is_device(decider) else host
+        chains = host
+        if type(decider) is not np.ndarray:
+            chains = device if is_device(decider) else outline if is_outline(decider) else host
         for implementation in chains.get(name) or _resolve(name, chains):
             result = implementation(*args, **kwargs)
             if result is not NotImplemented:
@@ -178,6 +181,10 @@ def _choose(order: dict[str, tuple[str, ...]]) -> None:
 def _resolve(name: str, chains: dict[str, tuple[Callable, ...]]) -> tuple[Callable, ...]:
     """The implementations of one operation, in order, kept for the next calls."""
     family, reference = OPERATIONS[name]
+    if chains is _State.outline:
+        rule = getattr(importlib.import_module(".outline.rules", __package__), name, None)
+        chains[name] = (reference,) if rule is None else (rule,)
+        return chains[name]
     order = ("cupy",) if chains is _State.device else preferences()[family]
     found = []
     for implementation in order:

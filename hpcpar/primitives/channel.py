@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any, NamedTuple
 
 from hpcpar.primitives.boxes import Copies
-from hpcpar.transport import Comm
+from hpcpar.transport import Comm, counter
 from hpcpar.transport.exchange import Exchange, InPlaceExchange, Rows, all_done, wait_all
 
 
@@ -96,6 +97,32 @@ class Channel:
         self._free, self.sets = [], 0
         if self.in_place:
             self.in_place.free()
+
+
+class CountedChannel:
+    """A channel without ranks behind it: its messages are entered in the byte counter and take their buffers."""
+
+    busy = False
+
+    def __init__(
+        self, comm: Any, sends: Sequence[Message], receives: Sequence[Message], tag: int, make: Callable[..., Any]
+    ) -> None:
+        self.comm, self._make, self.sets = comm, make, 0
+        self._sends = [prod(m.shape) for m in sends]
+        self._staged = [m.shape for m in (*sends, *receives) if m.rows is None]
+        self._buffers: list[Any] = []
+
+    def start(self, source: Any, target: Any, pack: Callable[[Message, Any, Any], None]) -> tuple[list, Any]:
+        """Count the messages."""
+        if self._staged and not self._buffers:
+            self._buffers, self.sets = [self._make(shape) for shape in self._staged], 1
+        if self._sends:
+            counter.record("halo", self.comm.name, len(self._sends), sum(self._sends) * source.itemsize)
+        return [], None
+
+    def free(self) -> None:
+        """Give the buffers back."""
+        self._buffers, self.sets = [], 0
 
 
 class Pending:

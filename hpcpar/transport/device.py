@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from hpcpar.kernels.arrays import is_outline
+
 
 def is_device(array: Any) -> bool:
     """Whether `array` lives on a GPU (a CuPy array)."""
@@ -19,6 +21,8 @@ def to_host(array: Any) -> np.ndarray:
     the array is handed out: a message must never read what a kernel has still to write.
     """
     if not is_device(array):
+        if is_outline(array):
+            return array if array.flags.c_contiguous else array.copy()
         # ascontiguousarray would turn a 0-dim array into shape (1,)
         return np.asarray(array, order="C")
     import cupy

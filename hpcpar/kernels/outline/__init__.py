@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from . import rules
 from .array import Outline, empty, empty_as
 from .functions import ascontiguousarray, concatenate, empty_like, full_like, stack, where
 from .ledger import Ledger, keeping
 
 __all__ = [
-    "Ledger", "Outline", "arange", "array", "asarray", "ascontiguousarray", "concatenate", "empty", "empty_as", "empty_like",
-    "full", "full_like", "keeping", "ones", "ones_like", "stack", "where", "zeros", "zeros_like",
+    "Ledger", "Outline", "arange", "array", "asarray", "ascontiguousarray", "concatenate", "empty", "empty_as",
+    "empty_like", "full", "full_like", "keeping", "ones", "ones_like", "rules", "stack", "where", "zeros", "zeros_like",
 ]  # fmt: skip
 
 zeros = ones = empty

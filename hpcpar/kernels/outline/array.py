@@ -1,8 +1,7 @@
 """Outline: an array without storage, which knows its shape, dtype and strides and shares the rest of NumPy's manners.
 
 Programs run on outlines as they are: operations make outlines of the right shape, views share storage, in-place
-operations make nothing. Where a program looks at a value it finds zero. Results of at most `SMALL` elements of
-reductions are real zeros, which keeps statistics and losses ordinary.
+operations make nothing. Where a program looks at a value it finds zero.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import numpy as np
 from .ledger import Storage
 
 SMALL = 4096
+"""Outlines of at most so many elements become real zeros where NumPy asks for values."""
 
 _ground = np.zeros(1, np.uint8)
 
@@ -71,9 +71,8 @@ class Outline(np.lib.mixins.NDArrayOperatorsMixin):
         items = item if isinstance(item, tuple) else (item,)
         if any(isinstance(i, (Outline, np.ndarray, list)) for i in items):
             return self._picked(items)
-        whole = Ellipsis in [i for i in items if i is Ellipsis]
-        view = self._view[item if whole else (*items, ...)]  # with the ellipsis a view also where one element is left
-        return self._show(view) if whole or view.ndim else self.dtype.type(0)
+        whole = any(i is Ellipsis for i in items)
+        return self._show(self._view[items if whole else (*items, ...)])  # the ellipsis: a view also of one element
 
     def _picked(self, items: tuple) -> Any:
         """Selection by arrays: by a mask nothing is chosen, as all values are zero."""
@@ -82,7 +81,7 @@ class Outline(np.lib.mixins.NDArrayOperatorsMixin):
         raise TypeError("outlines are indexed by numbers, slices and masks of the whole, not by arrays of positions")
 
     def __setitem__(self, item: Any, value: Any) -> None:
-        shape = self.shape if item is Ellipsis else getattr(self[item], "shape", ())
+        shape = self.shape if item is Ellipsis else self[item].shape
         if np.broadcast_shapes(shape, np.shape(value)) != shape:
             raise ValueError(f"could not broadcast input array from shape {np.shape(value)} into shape {shape}")
 
@@ -157,10 +156,10 @@ class Outline(np.lib.mixins.NDArrayOperatorsMixin):
         shape = [1 if d in axes else n for d, n in enumerate(self.shape) if keepdims or d not in axes]
         options = {} if dtype is None else {"dtype": dtype}
         result = getattr(np.zeros(1, self.dtype), name)(**options).dtype
-        return np.zeros(shape, result)[()] if prod(shape) <= SMALL else empty(shape, result)
+        return empty(shape, result)
 
     def sum(self, axis: Any = None, **options: Any) -> Any:
-        """Return zeros, as the next ones."""
+        """Return the sum along `axis`; the following likewise."""
         return self._reduced("sum", axis, **options)
 
     def mean(self, axis: Any = None, **options: Any) -> Any:
@@ -184,6 +183,10 @@ class Outline(np.lib.mixins.NDArrayOperatorsMixin):
     def argmin(self, axis: Any = None, **options: Any) -> Any:
         return self._reduced("argmin", axis, **options)
 
+    def dot(self, other: Any) -> Any:
+        """Return the matrix product of arrays of one or two dims."""
+        return np.matmul(self, other)
+
     # ---- NumPy's functions
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
@@ -203,9 +206,10 @@ class Outline(np.lib.mixins.NDArrayOperatorsMixin):
         ones = [np.ones((1,) * np.ndim(i), i.dtype) if hasattr(i, "dtype") else i for i in inputs]
         with np.errstate(all="ignore"):
             results = ufunc(*ones, **{k: v for k, v in options.items() if k == "dtype"})
-        pattern = next((i for i in inputs if isinstance(i, Outline) and i.shape == shape), None)
+        alike = [i for i in inputs if isinstance(i, Outline) and i.shape == shape and ufunc is not np.matmul]
+        pattern = alike[0] if alike else None
         made = [
-            empty(shape, r.dtype) if pattern is None or ufunc is np.matmul else empty_as(pattern, r.dtype)
+            empty(shape, r.dtype) if pattern is None else empty_as(pattern, r.dtype)
             for r in (results if isinstance(results, tuple) else (results,))
         ]
         return tuple(made) if isinstance(results, tuple) else made[0]

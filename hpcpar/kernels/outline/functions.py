@@ -1,4 +1,4 @@
-"""NumPy's functions on outlines: those that the package uses. What has no entry here is an error, never a wrong shape."""
+"""NumPy's functions on outlines, those that the package uses: what has no entry is an error, never a wrong shape."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def stands_for(*functions: Callable) -> Callable:
 
 def _dtype(*arrays: Any) -> np.dtype:
     """NumPy's common dtype; Python numbers are weak."""
-    return np.result_type(*[np.ones((1,) * np.ndim(a), a.dtype) if hasattr(a, "dtype") else a for a in arrays])
+    return np.result_type(*[np.ones((1,) * a.ndim, a.dtype) if isinstance(a, Outline) else a for a in arrays])
 
 
 # ---- making
@@ -166,6 +166,11 @@ def squeeze(a: Outline, axis: Any = None) -> Outline:
 @stands_for(np.may_share_memory, np.shares_memory)
 def may_share_memory(a: Any, b: Any, **_: Any) -> bool:
     return isinstance(a, Outline) and a.shares(b)
+
+
+@stands_for(np.result_type)
+def result_type(*arrays: Any) -> np.dtype:
+    return _dtype(*arrays)
 
 
 @stands_for(np.shape)

@@ -1,0 +1,177 @@
+"""What each kernel returns for outlines: shapes, dtypes, memory order, and what it takes in memory meanwhile.
+
+Names and arguments are those of the reference in `hpcpar.kernels.generic`. Kernels without a rule run their reference
+on outlines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ..generic.conv import check
+from ..generic.pool import index_dtype, pool_sizes
+from .array import Outline, empty, empty_as
+
+Array = Any
+Shape = Sequence[int]
+
+
+def channels_last(shape: Shape, dtype: Any) -> Outline:
+    """Return an outline of logical `shape` (N, C, *spatial) that lies channels last."""
+    if len(shape) < 3:
+        return empty(shape, dtype)
+    memory = empty((shape[0], *shape[2:], shape[1]), dtype)
+    return memory.transpose(0, len(shape) - 1, *range(1, len(shape) - 1))
+
+
+# ---- convolution
+
+
+def conv_forward(
+    x: Array, w: Array, bias: Array | None, stride: Shape, padding: Any, dilation: Shape, groups: int = 1,
+    out: Array | None = None, slope: float | None = None,
+) -> Array:  # fmt: skip
+    sizes = check(x, w, stride, padding, dilation, groups)
+    return channels_last((x.shape[0], w.shape[0], *sizes), x.dtype) if out is None else out
+
+
+def conv_backward_data(
+    dy: Array, w: Array, x_shape: Shape, stride: Shape, padding: Any, dilation: Shape, groups: int = 1
+) -> Array:
+    return channels_last(x_shape, dy.dtype)
+
+
+def conv_backward_weight(
+    x: Array, dy: Array, w_shape: Shape, stride: Shape, padding: Any, dilation: Shape, groups: int = 1
+) -> Array:
+    kernel_first = empty((*w_shape[2:], w_shape[1], w_shape[0]), x.dtype)
+    return kernel_first.transpose(len(w_shape) - 1, len(w_shape) - 2, *range(len(w_shape) - 2))
+
+
+# ---- pooling
+
+
+def max_pool_forward(
+    x: Array, kernel: Shape, stride: Shape, dilation: Shape, out_shape: Shape | None = None, valid: Any = None
+) -> tuple[Array, Array]:
+    shape = (*x.shape[:2], *pool_sizes(x.shape[2:], kernel, stride, dilation, out_shape))
+    return channels_last(shape, x.dtype), channels_last(shape, index_dtype(prod(x.shape[2:])))
+
+
+def max_pool_backward(g: Array, index: Array, x_shape: Shape) -> Array:
+    return channels_last(x_shape, g.dtype)
+
+
+def avg_pool_forward(x: Array, kernel: Shape, stride: Shape, padding: Shape, divisors: Sequence[Any]) -> Array:
+    return channels_last((*x.shape[:2], *[len(d) for d in divisors]), x.dtype)
+
+
+def avg_pool_backward(
+    g: Array, x_shape: Shape, kernel: Shape, stride: Shape, padding: Shape, divisors: Sequence[Any]
+) -> Array:
+    return channels_last((*g.shape[:2], *x_shape[2:]), g.dtype)
+
+
+def sum_pool_forward(x: Array, kernel: Shape, stride: Shape) -> Array:
+    sizes = pool_sizes(x.shape[2:], kernel, stride, (1,) * len(kernel), None)
+    return channels_last((*x.shape[:2], *sizes), x.dtype)
+
+
+def sum_pool_backward(g: Array, x_shape: Shape, kernel: Shape, stride: Shape) -> Array:
+    return channels_last((*g.shape[:2], *x_shape[2:]), g.dtype)
+
+
+# ---- normalisation: statistics are real zeros
+
+
+def sample_moments(x: Array) -> tuple[Array, Array]:
+    return np.zeros(x.shape[:2]), np.zeros(x.shape[:2])
+
+
+def channel_moments(x: Array) -> tuple[Array, Array]:
+    return np.zeros(x.shape[1]), np.zeros(x.shape[1])
+
+
+def group_moments(x: Array, groups: int) -> tuple[Array, Array]:
+    return np.zeros((x.shape[0], groups)), np.zeros((x.shape[0], groups))
+
+
+def channel_sums(x: Array) -> Array:
+    return np.zeros(x.shape[1], x.dtype)
+
+
+def channel_normalize(
+    x: Array, mean: Array, inv_std: Array, weight: Array | None = None, bias: Array | None = None,
+    slope: float | None = None, out: Array | None = None,
+) -> Array:  # fmt: skip
+    return channels_last(x.shape, x.dtype) if out is None else out
+
+
+def channel_grad_sums(
+    g: Array, x: Array, mean: Array, inv_std: Array, y: Array | None = None, slope: float | None = None
+) -> tuple[Array, Array]:
+    return np.zeros(mean.shape), np.zeros(mean.shape)
+
+
+def channel_grad_input(
+    g: Array, x: Array, mean: Array, inv_std: Array, weight: Array | None, s1_mean: Array, s2_mean: Array,
+    y: Array | None = None, slope: float | None = None,
+) -> Array:  # fmt: skip
+    return channels_last(x.shape, x.dtype)
+
+
+# ---- elementwise and softmax
+
+
+def _alike(first: Array, *others: Any, out: Array | None = None, **options: Any) -> Array:
+    return empty_as(first) if out is None else out
+
+
+leaky_relu = leaky_relu_backward = gelu = gelu_backward = sigmoid = sigmoid_backward = tanh = tanh_backward = _alike
+silu = silu_backward = apply_mask = _alike
+softmax = softmax_backward = log_softmax = log_softmax_backward = _alike
+
+
+def cross_entropy_forward(logits: Array, target: Array) -> tuple[Array, Array]:
+    return empty(target.shape, logits.dtype), empty(target.shape, logits.dtype)
+
+
+def cross_entropy_backward(
+    logits: Array, target: Array, lse: Array, soft: Array, hard: Array, smooth: Array | None = None,
+    class_weight: Array | None = None,
+) -> Array:  # fmt: skip
+    return channels_last(logits.shape, logits.dtype)
+
+
+# ---- random numbers
+
+
+def _box(shape: Shape, box: Any) -> tuple[int, ...]:
+    return tuple(shape) if box is None else tuple(hi - lo for lo, hi in box)
+
+
+def random_uniform(
+    seed: int, stream: int, shape_global: Shape, box: Any = None, dtype: Any = np.float64, like: Array = None
+) -> Array:
+    return channels_last(_box(shape_global, box), dtype)
+
+
+random_normal = random_uniform
+
+
+def dropout_mask(seed: int, stream: int, shape_global: Shape, box: Any, p: float, like: Array = None) -> Array:
+    return channels_last(_box(shape_global, box), bool)
+
+
+# ---- optimizers work in place
+
+
+def _nothing(*arrays: Any, **options: Any) -> None:
+    return None
+
+
+sgd_step = adam_step = adamw_step = add_into = _nothing
