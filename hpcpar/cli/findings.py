@@ -11,6 +11,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpcpar.launch.process import lost_ranks
+
 if TYPE_CHECKING:
     from hpcpar.transport.system import RankFacts
 
@@ -25,8 +27,6 @@ SCHEDULERS = {
     "flux": ("FLUX_JOB_ID", "FLUX_JOB_SIZE", "FLUX_JOB_NNODES"),
     "lsf": ("LSB_JOBID", "LSB_QUEUE", "LSB_DJOB_NUMPROC"),
 }  # fmt: skip
-# Where launchers say how many processes they started: the world of MPI must be as large.
-_LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
 def software() -> dict[str, Any]:
@@ -119,7 +119,7 @@ def warnings(
     cores_of_machine : int, optional
         Used where the operating system does not say which cores a rank may use.
     """
-    found = [singletons(len(ranks), env)]
+    found = [lost_ranks(len(ranks), env)]
     for row in nodes(ranks):
         members = [ranks[r] for r in row["ranks"]]
         cores = len(row["cores"]) or cores_of_machine or os.cpu_count() or 1
@@ -127,23 +127,6 @@ def warnings(
         if gpus and len(members) > 1 and len({m.devices for m in members}) == 1 and gpus < len(members):
             found.append(f"{row['host']}: {len(members)} ranks see the same {gpus} GPU(s)")
     return [line for line in found if line]
-
-
-def singletons(size: int, env: Mapping[str, str]) -> str:
-    """Say what is wrong where a launcher started several processes that MPI takes for jobs of one rank each; else "".
-
-    What counts is the step this process belongs to: a shell or a step of one task inside a larger allocation is fine.
-    """
-    if size > 1:
-        return ""
-    for name in _LAUNCHED:
-        if env.get(name, "").isdigit() and int(env[name]) > 1:
-            return (
-                f"the launcher started {env[name]} processes ({name}), but MPI sees one: launcher and MPI library do "
-                "not belong together. Use the mpiexec that came with the library, or another srun --mpi=... "
-                "(srun --mpi=list shows them: pmi2 for MPICH, pmix for Open MPI)"
-            )
-    return ""
 
 
 def _crowding(host: str, members: Sequence[RankFacts], cores: int) -> str:

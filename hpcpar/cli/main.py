@@ -14,6 +14,8 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from hpcpar.cli import ending, findings
+from hpcpar.launch.environment import set_threads
+from hpcpar.launch.process import lost_ranks
 from hpcpar.version import __version__
 
 COMMANDS = ("train", "data", "summary", "plot", "info")
@@ -26,12 +28,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     rank 0. Anything else is a failure of the program: a traceback, and the end of all ranks.
     """
     args = None
+    set_threads()  # before anything loads NumPy: thread pools are made once
     try:
         args = _parser().parse_args(argv)
         if not args.command.PARALLEL and ending.launched_rank() > 0:
             return 0
         if args.command.PARALLEL:
-            _start_mpi(refuse_singletons=args.command.__name__ != "hpcpar.cli.info")
+            _start_mpi(for_work=args.command.__name__ != "hpcpar.cli.info")  # which itself says what is amiss
         return args.command.run(args)
     except BrokenPipeError:  # the reader of a pipe has seen enough
         return 0
@@ -41,8 +44,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _start_mpi(refuse_singletons: bool) -> None:
-    """Load MPI; N processes that each take themselves for the whole job would all write the same files."""
+def _start_mpi(for_work: bool) -> None:
+    """Load MPI; for work, see that the ranks found each other and have the cores they need.
+
+    N processes that each take themselves for the whole job would all write the same files.
+    """
     try:
         from hpcpar.transport import failure, system
     except (ImportError, RuntimeError) as error:
@@ -51,9 +57,14 @@ def _start_mpi(refuse_singletons: bool) -> None:
             "computing centre's MPI module"
         ) from error
     failure.install_excepthook()
-    problem = findings.singletons(system.world()[1], os.environ)
-    if problem and refuse_singletons:
+    if not for_work:
+        return
+    if problem := lost_ranks(system.world()[1], os.environ):
         raise ending.UsageError(problem)
+    ranks = system.gather_rank_facts()
+    if system.world()[0] == 0:
+        for line in findings.warnings(ranks, os.environ):
+            sys.stderr.write(f"hpcpar: warning: {line}\n")
 
 
 class _Parser(argparse.ArgumentParser):

@@ -86,7 +86,8 @@ def test_the_traceback_is_shown_on_request(job, capsys, monkeypatch):
 
 @pytest.mark.serial
 def test_processes_that_do_not_find_each_other_are_refused_but_info_explains(job, capsys, monkeypatch):
-    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    for name, value in (("SLURM_STEP_NUM_TASKS", "4"), ("SLURM_PROCID", "0")):
+        monkeypatch.setenv(name, value)
     assert main(["train", str(job)]) == 2
     assert "launcher started 4 processes" in capsys.readouterr().err
     assert main(["info"]) == 0

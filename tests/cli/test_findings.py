@@ -47,17 +47,6 @@ def test_ranks_that_see_the_same_gpu():
     assert findings.warnings(own, {}, gpus=1) == []
 
 
-@pytest.mark.parametrize("name", ["SLURM_STEP_NUM_TASKS", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE"])
-def test_processes_that_mpi_takes_for_jobs_of_one(name):
-    assert "launcher started 4 processes" in findings.singletons(1, {name: "4"})
-    assert findings.singletons(4, {name: "4"}) == ""
-
-
-def test_one_task_in_a_larger_allocation_is_no_mismatch():
-    assert findings.singletons(1, {"SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) == ""
-    assert findings.singletons(1, {"SLURM_NTASKS": "8"}) == ""
-
-
 def test_batch_systems_are_told_by_their_variables():
     env = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "2", "PBS_JOBID": "3.host", "HOME": "/root"}
     assert findings.scheduler(env) == {
