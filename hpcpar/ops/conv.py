@@ -9,6 +9,7 @@ activation is kept. (Padding modes other than zeros keep the haloed input and pu
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any, NamedTuple
 
 from hpcpar import kernels
@@ -130,6 +131,9 @@ class Conv(Op):
             y = kernels.empty_channels_last(rule.out.local_shape, y.dtype, x)
         return y, (x if plan.pulls else buffer, w)
 
+    def flops(self, rule: Rule) -> int:
+        return 2 * rule.out.size * prod(rule.grads[1].shape[1:])
+
     def backward(self, rule: Rule, saved: Any, g: Any, needs: tuple[bool, ...]) -> tuple:
         plan: ConvPlan = rule.plan
         return (plan.pull if plan.pulls else plan.push)(saved, g, needs)
@@ -221,6 +225,9 @@ class ConvTranspose(Op):
         if bias is not None:
             y += bias.reshape(-1, *(1,) * (y.ndim - 2))
         return y, (x, w)
+
+    def flops(self, rule: Rule) -> int:
+        return 2 * rule.grads[0].size * prod(rule.grads[1].shape[1:])
 
     def backward(self, rule: Rule, saved: Any, g: Any, needs: tuple[bool, ...]) -> tuple:
         (x, w), plan = saved, rule.plan

@@ -95,6 +95,10 @@ class Op:
         """
         raise NotImplementedError(self.name)
 
+    def flops(self, rule: Rule) -> int:
+        """Return the additions and multiplications of the forward pass on all ranks, of products only; 0 for others."""
+        return 0
+
     def __call__(self, tensors: tuple[Tensor, ...], static: tuple = (), extra: Any = None) -> Tensor:
         """Apply the operation; `static` takes part in the rule, `extra` does not."""
         rules = tensors[0].sig.rules

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 from hpcpar import scope
@@ -57,6 +58,10 @@ class Einsum(Op):
 
     def forward(self, rule: Rule, arrays: Sequence[Any], extra: Any) -> tuple[Any, Any]:
         return rule.plan[0](*arrays), tuple(arrays)
+
+    def flops(self, rule: Rule) -> int:
+        equation = rule.plan[0].equation
+        return 2 * prod(label_lengths(equation, rule.grads).values()) if len(equation.operands) > 1 else 0
 
     def backward(self, rule: Rule, saved: Any, g: Any, needs: tuple[bool, ...]) -> tuple:
         gradients = rule.plan[1]
