@@ -52,3 +52,30 @@ def choose_devices(visible: Sequence[Sequence[str]]) -> list[Choice]:
         taken[rank] = min(visible[rank], key=lambda device: load[device])
         load[taken[rank]] += 1
     return [Choice(list(devices).index(taken[rank]), load[taken[rank]]) for rank, devices in enumerate(visible)]
+
+
+def choose_device(hosts: Sequence[str], visible: Sequence[Sequence[str]], rank: int) -> tuple[Choice, str]:
+    """Return the device of one rank of a job, and a warning ("" if there is none) that is the same on all ranks.
+
+    Parameters
+    ----------
+    hosts : sequence of str
+        The node of each rank of the job.
+    visible : sequence of sequence of str
+        The devices of each rank of the job, as in `choose_devices`.
+    rank : int
+        This rank in the job.
+    """
+    choices: dict[int, Choice] = {}
+    for host in dict.fromkeys(hosts):
+        members = [r for r, name in enumerate(hosts) if name == host]
+        try:
+            chosen = choose_devices([visible[r] for r in members])
+        except ValueError as error:
+            raise ValueError(f"{host}: {error}") from None
+        choices.update(zip(members, chosen, strict=True))
+    most = max(choices, key=lambda r: choices[r].ranks)
+    if choices[most].ranks == 1:
+        return choices[rank], ""
+    words = f"{hosts[most]}: {choices[most].ranks} ranks share one GPU, as there are more ranks than GPUs to see"
+    return choices[rank], words

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from hpcpar import functional as F
 from hpcpar import nn, optim
 from hpcpar.data import DataError, HDF5Dataset, make_transforms
 from hpcpar.data.batches import Batches
+from hpcpar.launch.devices import choose_device
 from hpcpar.layout.layout import Layout
 from hpcpar.mesh import Mesh
 from hpcpar.models import CosmoFlow, Spread, UNet3d
@@ -149,15 +151,23 @@ def _to_device(device: str) -> Callable[[np.ndarray], Any]:
 
 
 def use_device(device: str, mesh: Mesh) -> None:
-    """Choose this rank's GPU by its place in the node, among those that it can see."""
+    """Choose this rank's GPU by what the ranks of its node can see; see `choose_devices`. Collective."""
     if device == "cpu":
         return
     try:
         import cupy
 
-        count = cupy.cuda.runtime.getDeviceCount()
+        runtime = cupy.cuda.runtime
+        # the PCI address alone is the same for all MIG parts of one card
+        mine = [
+            f"{runtime.deviceGetPCIBusId(i)} {runtime.getDeviceProperties(i).get('uuid')}"
+            for i in range(runtime.getDeviceCount())
+        ]
     except ImportError:
         raise ConfigError("run.device is 'gpu', but CuPy is not installed: pip install 'hpcpar[gpu]'") from None
     except Exception as error:  # cupy raises its runtime's own errors where there is no driver or no device
         raise ConfigError(f"run.device is 'gpu', but no GPU can be used: {error}") from error
-    cupy.cuda.Device(mesh.node.rank % count).use()
+    choice, crowded = choose_device(mesh.node.hosts, mesh.world.gather_objects(mine), mesh.rank)
+    if crowded and mesh.rank == 0:
+        sys.stderr.write(f"hpcpar: warning: {crowded}\n")
+    cupy.cuda.Device(choice.index).use()
