@@ -156,3 +156,17 @@ def test_sum_pool_is_average_pool_times_the_window(implementation, rng):
     dx = kernels.sum_pool_backward(g, x.shape, (3, 2), (2, 3))
     assert dx.shape == x.shape
     np.testing.assert_allclose((dx * x).sum(), (g * y).sum(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.2])
+def test_activation_fused_into_average_pool_equals_the_two_apart(implementation, arrange, rng, slope):
+    x = rng.standard_normal((2, 5, 7, 6, 4)).astype(np.float32)
+    args = ((3, 2, 3), (2, 2, 1), (1, 0, 1), [np.array([2, 3, 3, 3]), np.full(3, 2), np.array([2, 3, 3, 2])])
+    active = np.where(x > 0, x, np.float32(slope) * x)
+    y = kernels.avg_pool_forward(arrange(x, "first"), *args, slope=slope)
+    np.testing.assert_allclose(y, kernels.avg_pool_forward(active, *args), rtol=1e-6, atol=1e-6)
+    g = rng.standard_normal(y.shape).astype(np.float32)
+    apart = kernels.avg_pool_backward(g, x.shape, *args) * np.where(x > 0, np.float32(1), np.float32(slope))
+    for source in (x, active):
+        fused = kernels.avg_pool_backward(g, x.shape, *args, y=arrange(source, "last"), slope=slope)
+        np.testing.assert_allclose(fused, apart, rtol=1e-6, atol=1e-6)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..arrays import Array, array_module, empty_channels_last, last, sample_rows, taps, zeros_channels_last
+from .elementwise import leaky_relu, leaky_relu_backward
 
 Bounds = Sequence[tuple[int, int]]
 
@@ -121,6 +122,7 @@ def avg_pool_forward(
     stride: Sequence[int],
     padding: Sequence[int],
     divisors: Sequence[Array],
+    slope: float | None = None,
 ) -> Array:
     """Sums over windows divided by the product of one divisor a dim.
 
@@ -133,12 +135,14 @@ def avg_pool_forward(
         Positions outside x count as zero.
     divisors : sequence of float arrays
         Per dim, for each output position; their lengths are the output's sizes. NumPy arrays, also for a CuPy x.
+    slope : float, optional
+        Pools leaky ReLU of x with this slope (0 is ReLU), which then is never stored.
 
     Returns
     -------
     array (N, C, *out), channels last.
     """
-    y = x
+    y = x if slope is None else leaky_relu(x, slope)
     for d in range(x.ndim - 2):
         out = len(divisors[d])
         y = _sum_along(y, d + 2, kernel[d], stride[d], padding[d], out)
@@ -153,12 +157,19 @@ def avg_pool_backward(
     stride: Sequence[int],
     padding: Sequence[int],
     divisors: Sequence[Array],
+    y: Array | None = None,
+    slope: float | None = None,
 ) -> Array:
-    """Adjoint of `avg_pool_forward`: array of ``x_shape``, channels last, from ``g`` (N, C, *out)."""
+    """Adjoint of `avg_pool_forward`: array of ``x_shape``, channels last, from ``g`` (N, C, *out).
+
+    With a slope it is the gradient before leaky ReLU: multiplied by the slope where ``y <= 0``, y of ``x_shape`` being
+    the activation's input or (slope >= 0) its output. This serves the pool that applied the slope itself, and equally
+    the pool of an activation that was applied before, by the convolution say.
+    """
     for d in range(g.ndim - 2):
         g = g * _reciprocal(divisors[d], g, d + 2)
         g = _spread_along(g, d + 2, kernel[d], stride[d], padding[d], x_shape[d + 2])
-    return g
+    return g if slope is None else leaky_relu_backward(g, y, slope)
 
 
 def sum_pool_forward(x: Array, kernel: Sequence[int], stride: Sequence[int]) -> Array:

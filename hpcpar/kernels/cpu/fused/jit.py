@@ -74,6 +74,11 @@ def inlined(function: Callable) -> Callable:
     return load().njit(inline="always", error_model="numpy")(function)
 
 
+def inner(function: Callable) -> Callable:
+    """Decorator of a loop that kernels of the same file call."""
+    return load().njit(error_model="numpy", fastmath={"contract", "nsz"})(function)
+
+
 def vectorised_sum(function: Callable) -> Callable:
     """Decorator of a function used inside kernels whose sum may be taken in any order, the same each time."""
     return load().njit(error_model="numpy", fastmath={"contract", "nsz", "reassoc"})(function)

@@ -12,11 +12,11 @@ import numpy as np
 
 from ...arrays import Array, empty_channels_last, last, to_channels_last, zeros_channels_last
 from ...generic.pool import Bounds, index_dtype, lowest, pool_sizes
-from .jit import kernel
+from .jit import inner, kernel
 
 
 @kernel
-def _average(x, kernel, stride, lo, scale_d, scale_h, scale_w, y):
+def _average(x, kernel, stride, lo, scale_d, scale_h, scale_w, slope, y):
     samples, depth, height, width, channels = x.shape
     out_d, out_h, out_w = y.shape[1], y.shape[2], y.shape[3]
     line = np.empty((width, channels), x.dtype)
@@ -29,8 +29,12 @@ def _average(x, kernel, stride, lo, scale_d, scale_h, scale_w, y):
                 for d in range(d0, d1):
                     for h in range(h0, h1):
                         flat, source = line.reshape(width * channels), x[n, d, h].reshape(width * channels)
-                        for i in range(width * channels):
-                            flat[i] += source[i]
+                        if slope == 1:
+                            for i in range(width * channels):
+                                flat[i] += source[i]
+                        else:
+                            for i in range(width * channels):
+                                flat[i] += source[i] if source[i] > 0 else source[i] * slope
                 factor = scale_d[od] * scale_h[oh]
                 for ow in range(out_w):
                     w0, w1 = max(0, ow * stride[2] - lo[2]), min(width, ow * stride[2] - lo[2] + kernel[2])
@@ -51,42 +55,59 @@ def _average(x, kernel, stride, lo, scale_d, scale_h, scale_w, y):
                             target[c] *= weight
 
 
+@inner
+def _spread(g, first, end, scale, wide):
+    """One plane (H, W', C) of the gradient spread along W to (H, W, C)."""
+    for h in range(wide.shape[0]):
+        for w in range(wide.shape[1]):
+            w0, w1 = first[w], end[w]
+            if w1 - w0 == 1:
+                for c in range(wide.shape[2]):
+                    wide[h, w, c] = g[h, w0, c] * scale[w0]
+            elif w1 - w0 == 2:
+                for c in range(wide.shape[2]):
+                    wide[h, w, c] = g[h, w0, c] * scale[w0] + g[h, w0 + 1, c] * scale[w0 + 1]
+            else:
+                wide[h, w] = 0
+                for ow in range(w0, w1):
+                    for c in range(wide.shape[2]):
+                        wide[h, w, c] += g[h, ow, c] * scale[ow]
+
+
 @kernel
-def _average_backward(g, kernel, stride, lo, scale_d, scale_h, scale_w, dx):
+def _average_backward(g, kernel, stride, lo, scale_d, scale_h, scale_w, slope, x, dx):
+    """Lines of g are spread along W once, (W, C) long, and kept for the inputs whose windows share them."""
     samples, out_d, out_h, out_w, channels = g.shape
     depth, height, width = dx.shape[1], dx.shape[2], dx.shape[3]
-    line = np.empty((out_w, channels), g.dtype)
-    zero = g.dtype.type(0)
+    shared = min(out_d, (kernel[0] + stride[0] - 1) // stride[0])  # planes of g that one input plane is in
+    wide = np.empty((shared, out_h, width, channels), g.dtype)
+    size = width * channels
+    first, end = np.empty(width, np.int64), np.empty(width, np.int64)
+    for w in range(width):
+        first[w] = max(0, (w + lo[2] - kernel[2]) // stride[2] + 1)
+        end[w] = min(out_w, (w + lo[2]) // stride[2] + 1)
     for n in range(samples):
+        spread = 0
         for d in range(depth):
             d0 = max(0, (d + lo[0] - kernel[0]) // stride[0] + 1)
             d1 = min(out_d, (d + lo[0]) // stride[0] + 1)
+            for od in range(max(spread, d0), d1):
+                _spread(g[n, od], first, end, scale_w, wide[od % shared])
+                spread = od + 1
             for h in range(height):
                 h0 = max(0, (h + lo[1] - kernel[1]) // stride[1] + 1)
                 h1 = min(out_h, (h + lo[1]) // stride[1] + 1)
-                line[:] = 0
+                target = dx[n, d, h].reshape(size)
+                target[:] = 0
                 for od in range(d0, d1):
                     for oh in range(h0, h1):
-                        factor = scale_d[od] * scale_h[oh]
-                        flat, source = line.reshape(out_w * channels), g[n, od, oh].reshape(out_w * channels)
-                        for i in range(out_w * channels):
-                            flat[i] += source[i] * factor
-                for w in range(width):
-                    w0 = max(0, (w + lo[2] - kernel[2]) // stride[2] + 1)
-                    w1 = min(out_w, (w + lo[2]) // stride[2] + 1)
-                    target = dx[n, d, h, w]
-                    if w1 - w0 == 1:
-                        for c in range(channels):
-                            target[c] = line[w0, c] * scale_w[w0]
-                    elif w1 - w0 == 2:
-                        for c in range(channels):
-                            target[c] = line[w0, c] * scale_w[w0] + line[w0 + 1, c] * scale_w[w0 + 1]
-                    else:
-                        for c in range(channels):
-                            target[c] = zero
-                        for ow in range(w0, w1):
-                            for c in range(channels):
-                                target[c] += line[ow, c] * scale_w[ow]
+                        factor, source = scale_d[od] * scale_h[oh], wide[od % shared, oh].reshape(size)
+                        for i in range(size):
+                            target[i] += source[i] * factor
+                if slope != 1:
+                    active = x[n, d, h].reshape(size)
+                    for i in range(size):
+                        target[i] = target[i] if active[i] > 0 else target[i] * slope
 
 
 @kernel
@@ -168,25 +189,27 @@ def max_pool_backward(g: Array, index: Array, x_shape: Sequence[int]) -> Array:
 
 
 def avg_pool_forward(x: Array, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int],
-                     divisors: Sequence[Array]) -> Array:
+                     divisors: Sequence[Array], slope: float | None = None) -> Array:
     shape = (*x.shape[:2], *(len(d) for d in divisors))
     if x.dtype.char not in "fd":
         return NotImplemented
     y = zeros_channels_last(shape, x.dtype) if x.size == 0 else empty_channels_last(shape, x.dtype)
     if x.size and y.size:
         _average(_five(to_channels_last(x)), _three(kernel, 1), _three(stride, 1), _three(padding, 0),
-                 *_scales(divisors, x.dtype), _five(y))
+                 *_scales(divisors, x.dtype), x.dtype.type(1 if slope is None else slope), _five(y))
     return y
 
 
 def avg_pool_backward(g: Array, x_shape: Sequence[int], kernel: Sequence[int], stride: Sequence[int],
-                      padding: Sequence[int], divisors: Sequence[Array]) -> Array:
-    if g.dtype.char not in "fd":
+                      padding: Sequence[int], divisors: Sequence[Array], y: Array | None = None,
+                      slope: float | None = None) -> Array:
+    if g.dtype.char not in "fd" or (slope is not None and (y.dtype != g.dtype or y.shape != tuple(x_shape))):
         return NotImplemented
     dx = zeros_channels_last(x_shape, g.dtype) if g.size == 0 else empty_channels_last(x_shape, g.dtype)
     if g.size and dx.size:
         _average_backward(_five(to_channels_last(g)), _three(kernel, 1), _three(stride, 1), _three(padding, 0),
-                          *_scales(divisors, g.dtype), _five(dx))
+                          *_scales(divisors, g.dtype), g.dtype.type(1 if slope is None else slope),
+                          _five(dx if slope is None else to_channels_last(y)), _five(dx))
     return dx
 
 
