@@ -217,10 +217,7 @@ def logsumexp(x: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
     dims = reduced_dims("logsumexp", dim, x.ndim)
     x = resolve(x)
     top = amax(x.detach(), dims, keepdim=True)
-    finite = Tensor(np.where(np.isfinite(top._data), top._data, 0).astype(x.dtype), top.sig)
-    result = add(log(sum(_exp(sub(x, finite)), dims, keepdim=True)), finite)
-    if keepdim:
-        return result
-    from hpcpar.ops.shape import squeeze
-
-    return squeeze(result, dims)
+    shift = np.where(np.isfinite(top._data), top._data, 0).astype(x.dtype)
+    total = sum(_exp(sub(x, Tensor(shift, top.sig))), dims, keepdim)
+    out = _out(x.sig, dims, keepdim, ())
+    return add(log(total), Tensor(shift.reshape(out.local_shape), out))
