@@ -3,12 +3,15 @@
 from hpcpar.ops.activation import dropout, gelu, leaky_relu, log_softmax, relu, sigmoid, silu, softmax
 from hpcpar.ops.conv import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
 from hpcpar.ops.elementwise import abs, add, clamp, cos, div, exp, log, maximum, minimum, mul, neg, pow, sin, sqrt, sub, tanh, to, where
+from hpcpar.ops.gather import crop, flip, pad, roll
+from hpcpar.ops.join import cat, stack
+from hpcpar.ops.layer_norm import layer_norm
 from hpcpar.ops.linear import einsum, linear, matmul
 from hpcpar.ops.loss import cross_entropy, dice_loss, l1_loss, mse_loss, overlap_sums
 from hpcpar.ops.norm import batch_norm, group_norm, instance_norm
 from hpcpar.ops.pool import avg_pool1d, avg_pool2d, avg_pool3d, max_pool1d, max_pool2d, max_pool3d
 from hpcpar.ops.reduction import amax, amin, argmax, argmin, logsumexp, mean, std, sum, var
 from hpcpar.ops.repartition import explain, repartition, resolve
-from hpcpar.ops.shape import cat, chunk, expand, flatten, narrow, permute, reshape, split, squeeze, stack, transpose, unsqueeze
+from hpcpar.ops.shape import chunk, expand, flatten, narrow, permute, reshape, split, squeeze, transpose, unsqueeze
 
 __all__ = [name for name in dir() if not name.startswith("_")]

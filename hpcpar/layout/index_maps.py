@@ -77,3 +77,11 @@ def shuffle_map(n: int, o0: int, o1: int, r: int) -> Map:
 def unshuffle_map(n: int, o0: int, o1: int, r: int) -> Map:
     """Return what outputs ``[o0, o1)`` of a pixel unshuffle by r read of a dim of length n, a multiple of r."""
     return interval_map(n, o0 * r, o1 * r)
+
+
+def piece_map(n: int, o0: int, o1: int, offset: int) -> Map:
+    """Return what of elements ``[o0, o1)`` of a concatenation is in the part that begins at `offset`, and nothing else.
+
+    The pieces of all parts, one after the other, are the block.
+    """
+    return interval_map(n, min(max(o0 - offset, 0), n), max(min(o1 - offset, n), 0))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from hpcpar.ops import elementwise, linear, reduction, repartition, shape
+from hpcpar.ops import elementwise, gather, linear, reduction, repartition, shape
 from hpcpar.tensors import Tensor
 
 _NAMED = {
     elementwise: "exp log sqrt abs tanh sin cos clamp maximum minimum to pow",
     reduction: "sum mean var std amax amin argmax argmin logsumexp",
     shape: "reshape permute transpose flatten squeeze unsqueeze expand narrow split chunk",
+    gather: "flip roll",
     linear: "matmul",
     repartition: "repartition resolve",
 }

@@ -1,4 +1,4 @@
-"""Operations that only rearrange: reshape, permute, index, concatenate, expand."""
+"""Operations that only rearrange: reshape, permute, index, expand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import numpy as np
 from hpcpar.layout.blocks import owned
 from hpcpar.layout.layout import Layout, LayoutError
 from hpcpar.ops.broadcast import unbroadcast
-from hpcpar.ops.core import Op, Rule, split_conflict
+from hpcpar.ops.core import Op, Rule
+from hpcpar.ops.gather import slice_dims
 from hpcpar.signature import Signature, signature
 from hpcpar.tensors import Tensor
 
@@ -42,8 +43,8 @@ class Reshape(Op):
             )
             if split != [first] or not same:
                 raise LayoutError(
-                    f"reshape of {sig!r} to {shape}: dims {tuple(split)} are split inside a group that changes, so blocks would cross "
-                    f"ranks; keep the dims apart, repartition first, or say reshape(..., layout=...)"
+                    f"reshape of {sig!r} to {shape}: dims {tuple(split)} are split inside a group that changes, so "
+                    f"blocks would cross ranks; keep the dims apart, repartition first, or say reshape(..., layout=...)"
                 )
             dims[into] = sig.dims[first]
         out = signature(sig.mesh, shape, Layout(*dims, partial=sig.partial))
@@ -127,7 +128,8 @@ class Expand(Op):
         sig = sigs[0]
         offset = len(shape) - len(sig.shape)
         grown = [d for d, n in enumerate(sig.shape) if n == 1 and shape[offset + d] != 1]
-        needed = sig.with_layout(Layout(*[() if d in grown else s for d, s in enumerate(sig.dims)], partial=sig.partial))
+        kept = [() if d in grown else stack for d, stack in enumerate(sig.dims)]
+        needed = sig.with_layout(Layout(*kept, partial=sig.partial))
         out = signature(sig.mesh, shape, Layout(*[()] * offset, *needed.dims, partial=sig.partial))
         how = (offset, tuple(grown)) if offset or grown else None
         return Rule(out, [needed], [needed.resolved], sigs, how)
@@ -139,32 +141,55 @@ class Expand(Op):
         return (unbroadcast(g, rule.plan),)
 
 
+class Unsqueeze(Op):
+    """A new dim of length 1, not split; a view."""
+
+    name = "unsqueeze"
+    linear = "each"
+
+    def rule(self, sigs: tuple[Signature, ...], at: int) -> Rule:
+        sig = sigs[0]
+        shape, dims = (*sig.shape[:at], 1, *sig.shape[at:]), (*sig.dims[:at], (), *sig.dims[at:])
+        where = (slice(None),) * at
+        return Rule(sig.with_shape(shape, dims), [sig], [sig.resolved], sigs, ((*where, None), (*where, 0)))
+
+    def forward(self, rule: Rule, arrays: Sequence[Any], extra: Any) -> tuple[Any, Any]:
+        return arrays[0][rule.plan[0]], None
+
+    def backward(self, rule: Rule, saved: Any, g: Any, needs: tuple[bool, ...]) -> tuple:
+        return (g[(*rule.plan[1], ...)],)
+
+
 class Index(Op):
-    """Basic slicing of dims that are not split: numbers, slices with positive steps."""
+    """Basic slicing: numbers along any dims, slices with positive steps along dims that are not split.
+
+    The element at a number in a split dim is known to one block alone: the result is partial over the dim's axes.
+    """
 
     name = "getitem"
     linear = "each"
 
     def rule(self, sigs: tuple[Signature, ...], items: tuple[tuple[int, int, int] | int, ...]) -> Rule:
         sig = sigs[0]
-        shape, stacks, local = [], [], []
+        shape, stacks, summed, local, mine = [], [], list(sig.partial), [], True
         for d, item in enumerate(items):
-            whole = item == (0, sig.shape[d], 1)
-            if not whole and sig.dims[d]:
-                raise LayoutError(
-                    f"getitem: dim {d} of {sig!r} is split by {sig.dims[d]}; use hpcpar.functional.narrow or slice_dim, which move halos, "
-                    f"or repartition that dim first"
-                )
+            a, b = sig.box[d]
             if isinstance(item, int):
-                local.append(item)
+                summed += sig.dims[d]
+                mine = mine and a <= item < b
+                local.append(item - a)
                 continue
+            whole = item == (0, sig.shape[d], 1)
+            assert whole or not sig.dims[d], f"slices of the split dim {d} of {sig!r} are gathered before"
             local.append(slice(None) if whole else slice(*item))
             shape.append(len(range(*item)))
             stacks.append(sig.dims[d])
-        out = signature(sig.mesh, tuple(shape), Layout(*stacks, partial=sig.partial))
-        return Rule(out, [sig], [sig.resolved], sigs, tuple(local))
+        out = signature(sig.mesh, tuple(shape), Layout(*stacks, partial=sig.mesh.sort(summed)))
+        return Rule(out, [sig], [sig.resolved], sigs, tuple(local) if mine else None)
 
     def forward(self, rule: Rule, arrays: Sequence[Any], extra: Any) -> tuple[Any, Any]:
+        if rule.plan is None:
+            return np.zeros_like(arrays[0], shape=rule.out.local_shape), None
         part = arrays[0][rule.plan]
         return (np.asarray(part) if isinstance(arrays[0], np.ndarray) else part), None
 
@@ -173,65 +198,12 @@ class Index(Op):
 
         dx = empty_channels_last(rule.grads[0].local_shape, g.dtype, g)
         dx[...] = 0
-        dx[rule.plan] = g
+        if rule.plan is not None:
+            dx[rule.plan] = g
         return (dx,)
 
 
-class Concat(Op):
-    """Join along a dim that is not split; other dims as in elementwise operations."""
-
-    name = "cat"
-    linear = "sum"
-
-    def rule(self, sigs: tuple[Signature, ...], dim: int) -> Rule:
-        mesh, ndim = sigs[0].mesh, len(sigs[0].shape)
-        for sig in sigs:
-            if sig.dims[dim]:
-                raise LayoutError(f"cat: dim {dim} of {sig!r} is split; use hpcpar.functional.cat_split or repartition that dim first")
-            if len(sig.shape) != ndim or any(d != dim and n != sigs[0].shape[d] for d, n in enumerate(sig.shape)):
-                raise ValueError(f"cat along dim {dim}: shapes {[s.shape for s in sigs]} differ elsewhere")
-        dims: list[tuple[str, ...]] = [()] * ndim
-        for d in range(ndim):
-            dims[d] = max((s.dims[d] for s in sigs), key=len)
-            if any(dims[d][: len(s.dims[d])] != s.dims[d] for s in sigs):
-                raise split_conflict("cat", sigs, "repartition one of them to the layout of the other")
-        used = [a for stack in dims for a in stack]
-        if len(set(used)) != len(used):
-            raise split_conflict("cat", sigs, "repartition one of them to the layout of the other")
-        partial = mesh.sort({a for s in sigs for a in s.partial} - set(used))
-        shape = list(sigs[0].shape)
-        shape[dim] = sum(s.shape[dim] for s in sigs)
-        moves = [s.with_layout(Layout(*dims, partial=partial)) for s in sigs]
-        out = signature(mesh, tuple(shape), Layout(*dims, partial=partial))
-        ends = np.cumsum([s.shape[dim] for s in sigs]).tolist()
-        cuts = tuple((e - s.shape[dim], e) for e, s in zip(ends, sigs, strict=True))
-        return Rule(out, moves, [m.resolved for m in moves], sigs, (dim, cuts))
-
-    def forward(self, rule: Rule, arrays: Sequence[Any], extra: Any) -> tuple[Any, Any]:
-        from hpcpar.kernels import empty_channels_last
-
-        dim, cuts = rule.plan
-        first = arrays[0]
-        if first.ndim < 3:
-            return np.concatenate(arrays, axis=dim), None
-        out = empty_channels_last(rule.out.local_shape, np.result_type(*arrays), first)
-        where: list[Any] = [slice(None)] * first.ndim
-        for array, (a, b) in zip(arrays, cuts, strict=True):
-            where[dim] = slice(a, b)
-            out[tuple(where)] = array
-        return out, None
-
-    def backward(self, rule: Rule, saved: Any, g: Any, needs: tuple[bool, ...]) -> tuple:
-        dim, cuts = rule.plan
-        where: list[Any] = [slice(None)] * g.ndim
-        grads = []
-        for need, (a, b) in zip(needs, cuts, strict=True):
-            where[dim] = slice(a, b)
-            grads.append(g[tuple(where)] if need else None)
-        return tuple(grads)
-
-
-_reshape, _permute, _expand, _index, _cat = Reshape(), Permute(), Expand(), Index(), Concat()
+_reshape, _permute, _expand, _unsqueeze, _index = Reshape(), Permute(), Expand(), Unsqueeze(), Index()
 
 
 def reshape(x: Tensor, *shape: Any, layout: Layout | None = None) -> Tensor:
@@ -299,15 +271,18 @@ def flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
 
 
 def squeeze(x: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
-    """Return x without the given dims (all by default) of length 1."""
-    dims = range(x.ndim) if dim is None else [d % x.ndim for d in ([dim] if isinstance(dim, int) else dim)]
-    return reshape(x, tuple(n for d, n in enumerate(x.shape) if not (d in dims and n == 1)))
+    """Return x without the given dims (all by default) of length 1; partial over the axes that split one of them."""
+    given = range(x.ndim) if dim is None else [dim] if isinstance(dim, int) else dim
+    dims = [d % max(x.ndim, 1) for d in given]
+    gone = [d for d in dims if x.shape[d] == 1]
+    if any(stack for stack, n in zip(x.sig.dims, x.shape, strict=True) if n == 1):  # a reshape could not tell them apart
+        return index(x, tuple(0 if d in gone else slice(None) for d in range(x.ndim)))
+    return reshape(x, tuple(n for d, n in enumerate(x.shape) if d not in gone))
 
 
 def unsqueeze(x: Tensor, dim: int) -> Tensor:
-    """Return x with a new dim of length 1 at `dim`."""
-    at = dim % (x.ndim + 1)
-    return reshape(x, (*x.shape[:at], 1, *x.shape[at:]))
+    """Return x with a new dim of length 1 at `dim`, which is not split."""
+    return _unsqueeze((x,), (dim % (x.ndim + 1),))
 
 
 def expand(x: Tensor, *shape: Any) -> Tensor:
@@ -321,7 +296,11 @@ def expand(x: Tensor, *shape: Any) -> Tensor:
 
 
 def index(x: Tensor, item: Any) -> Tensor:
-    """Return x[item] for numbers, slices, ``...`` and None; dims that are split take whole slices only."""
+    """Return x[item] for numbers, slices, ``...`` and None.
+
+    A slice of a split dim is split likewise, by the block rule, and fetches what it needs; a number there leaves the
+    result partial over the axes of that dim, without a message.
+    """
     items = list(item) if isinstance(item, tuple) else [item]
     given = sum(i is not None and i is not Ellipsis for i in items)
     if given > x.ndim:
@@ -344,33 +323,37 @@ def index(x: Tensor, item: Any) -> Tensor:
                 raise ValueError("getitem: steps are positive; use flip")
             basic.append((start, max(start, stop), step))
             out += 1
-        elif isinstance(i, (int, np.integer)):
+        elif isinstance(i, (int, np.integer)) and not isinstance(i, bool):
             if not -n <= i < n:
                 raise IndexError(f"index {i} is outside dim {d} of length {n}")
+            if x.sig.dims[d] and x.dtype == bool:
+                raise LayoutError(f"getitem: a number in the split dim {d} of a bool tensor; convert it with .to first")
             basic.append(int(i) % n)
         else:
             raise TypeError(f"getitem takes numbers, slices, ... and None, got {type(i).__name__}")
         d += 1
+    x, basic = _gathered(x, basic)
     result = x if all(b == (0, n, 1) for b, n in zip(basic, x.shape, strict=True)) else _index((x,), (tuple(basic),))
     for at in new_at:
         result = unsqueeze(result, at)
     return result
 
 
-def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """Return the tensors joined along `dim`, which is split in none of them."""
-    if not tensors:
-        raise ValueError("cat of no tensors")
-    return _cat(tuple(tensors), (dim % tensors[0].ndim,))
-
-
-def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """Return the tensors joined along a new dim."""
-    return cat([unsqueeze(t, dim % (t.ndim + 1)) for t in tensors], dim % (tensors[0].ndim + 1))
+def _gathered(x: Tensor, items: list[Any]) -> tuple[Tensor, list[Any]]:
+    """Slice split dims, by an exchange; return the result and what is left to do locally."""
+    slices, left = {}, list(items)
+    for d, item in enumerate(items):
+        if not isinstance(item, int) and x.sig.dims[d] and item != (0, x.shape[d], 1):
+            start, stop, step = item
+            count = len(range(start, stop, step))
+            slices[d], left[d] = (start, count, step), (0, count, 1)
+    return slice_dims(x, slices), left
 
 
 def narrow(x: Tensor, dim: int, start: int, length: int) -> Tensor:
-    """Return `length` elements of `dim` from `start` on; the dim is not split."""
+    """Return `length` elements of `dim`, split or not, from `start` on."""
+    if not 0 <= start <= start + length <= x.shape[dim]:
+        raise ValueError(f"narrow: {length} elements from {start} on are not in dim {dim} of length {x.shape[dim]}")
     items: list[Any] = [slice(None)] * x.ndim
     items[dim] = slice(start, start + length)
     return index(x, tuple(items))

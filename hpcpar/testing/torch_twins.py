@@ -40,6 +40,8 @@ def reject(case: Case) -> None:
 
     if case.op.startswith("max_pool") and empty_window(case):
         raise Rejected("torch writes out of bounds where a max pooling window holds no input")
+    if case.op == "pad" and case.arguments.get("mode") == "circular" and wraps_uninitialised(case):
+        raise Rejected("torch repeats memory not yet written where a cropped dim is wrapped around")
 
 
 def empty_window(case: Case) -> bool:
@@ -59,4 +61,28 @@ def empty_window(case: Case) -> bool:
     return False
 
 
-TORCH: dict[str, Callable[..., Any]] = {f"conv{n}d": _padded_conv(n) for n in (1, 2, 3)}
+def wraps_uninitialised(case: Case) -> bool:
+    """Whether circular padding repeats more than is left of a dim that is cropped at its other end."""
+    widths = case.arguments.get("pad", ())
+    lengths = case.arrays[0].shape[::-1]
+    return any(
+        max(lo, hi) > n + min(lo, 0) + min(hi, 0)
+        for n, lo, hi in zip(lengths, widths[::2], widths[1::2], strict=False)
+    )
+
+
+def _joined(name: str) -> Callable[..., Any]:
+    def call(*parts: Any, dim: int = 0) -> Any:
+        import torch
+
+        return getattr(torch, name)(parts, dim)
+
+    return call
+
+
+TORCH: dict[str, Callable[..., Any]] = {
+    **{f"conv{n}d": _padded_conv(n) for n in (1, 2, 3)},
+    "cat": _joined("cat"),
+    "stack": _joined("stack"),
+    "index": lambda x, item: x[item],
+}

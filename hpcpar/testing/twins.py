@@ -110,4 +110,8 @@ def _lone_mesh() -> Any:
 ORACLES: dict[str, Callable[..., Expected]] = {"torch": torch_oracle, "serial": serial_oracle}
 
 #: Operations whose arguments are not "operands, then keywords" of a function of that name.
-ADAPTERS: dict[str, Callable[..., Any]] = {}
+ADAPTERS: dict[str, Callable[..., Any]] = {
+    "cat": lambda *parts, dim=0: functional.cat(parts, dim),
+    "stack": lambda *parts, dim=0: functional.stack(parts, dim),
+    "index": lambda x, item: x[item],
+}
