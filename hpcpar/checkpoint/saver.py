@@ -1,0 +1,240 @@
+"""Saving: a copy, a thread on each rank that writes it, and agreement on the main thread that all have written.
+
+No thread sends a message. Every rank asks, between two steps, how far its thread is; when all are done, rank 0 writes
+index and manifest and publishes the checkpoint. A blocking save is the same with waiting.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcpar.checkpoint import index, manifest
+from hpcpar.checkpoint.folder import Folder
+from hpcpar.checkpoint.manifest import ArrayInfo, Manifest, StoredFile
+from hpcpar.checkpoint.shard import named, write_shard
+from hpcpar.checkpoint.snapshot import Snapshot, describe_arrays
+from hpcpar.tensors import Tensor
+from hpcpar.transport import Comm
+
+DONE, BUSY, FAILED = 0, 1, 2
+
+
+@dataclass
+class Report:
+    """What one rank wrote: its file, the arrays it knows, values of 0-dim arrays."""
+
+    file: StoredFile | None
+    arrays: dict[str, ArrayInfo]
+    scalars: dict[str, np.ndarray]
+
+
+class SaveError(OSError):
+    """A checkpoint could not be written; those before it are as they were."""
+
+
+class _Work(threading.Thread):
+    """A call in a thread, with its result or its error."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        # a daemon: a rank that fails elsewhere must be able to end
+        super().__init__(name="hpcpar-checkpoint", daemon=True)
+        self.call, self.result, self.error = call, None, None
+
+    def run(self) -> None:
+        try:
+            self.result = self.call()
+        except Exception as error:  # noqa: BLE001 (raised on the main thread, on all ranks)
+            self.error = error
+
+
+class Saver:
+    """Writes checkpoints of a run, one at a time. Collective.
+
+    Parameters
+    ----------
+    folder : Folder
+    comm : Comm
+        All ranks of the run.
+    keep : int
+        How many checkpoints stay.
+    guarded : str
+        Arrays whose names start so must be finite; a checkpoint in which they are not is not published.
+
+    Examples
+    --------
+    Blocking, and while work goes on:
+
+    >>> saver.save(step, tensors, state)
+    >>> saver.start(step, tensors, state)
+    >>> while saver.active:
+    ...     work()
+    ...     saver.advance(comm.all_reduce(np.array([saver.status()]), "max")[0])
+    """
+
+    def __init__(self, folder: Folder, comm: Comm, keep: int = 3, guarded: str = "model/") -> None:
+        self.folder, self.comm, self.keep, self.guarded = folder, comm, keep, guarded
+        self.published: int | None = None  # the step of the newest checkpoint that this saver has published
+        self._snapshot = Snapshot()
+        self._work: _Work | None = None
+        self._step = 0
+        self._state: dict[str, Any] = {}
+        self._reports: list[Report] | None = None  # there once all shards are written
+
+    @property
+    def active(self) -> bool:
+        """Whether a checkpoint is being written: the same on all ranks."""
+        return self._work is not None
+
+    def save(
+        self,
+        step: int,
+        tensors: Mapping[str, Tensor],
+        state: Mapping[str, Any],
+        shown: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> Path:
+        """Write a checkpoint and return its path when it is published. Collective.
+
+        Raises
+        ------
+        SaveError
+            On all ranks: what went wrong on which rank.
+        FloatingPointError
+            On all ranks: a guarded array is not finite.
+        """
+        self.start(step, tensors, state, shown)
+        self.finish()
+        return self.folder.at(step)
+
+    def start(
+        self,
+        step: int,
+        tensors: Mapping[str, Tensor],
+        state: Mapping[str, Any],
+        shown: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> None:
+        """Copy the tensors and begin to write. Collective; a checkpoint that is still being written is finished first.
+
+        Parameters
+        ----------
+        tensors : mapping of str to Tensor
+            Not partial.
+        state : mapping
+            What JSON can hold; the same on all ranks.
+        shown : mapping, optional
+            Shapes under which torch knows arrays, where they differ.
+        """
+        self.finish()
+        self._step, self._state, self._reports = step, dict(state), None
+        aside, error = None, None
+        if self.comm.rank == 0:
+            try:
+                aside = self.folder.prepare(step)
+            except OSError as failure:
+                error = _said(failure)
+        aside, error = self.comm.broadcast_object((aside, error))
+        if error:
+            raise SaveError(f"the checkpoint of step {step} cannot be written: {error}")
+        arrays = describe_arrays(tensors, shown or {})
+        parts = self._snapshot.take(tensors)
+        path = aside / f"shard-{self.comm.rank:05d}.h5"
+        self._begin(lambda: _write(path, parts, arrays, self.guarded))
+
+    def status(self) -> int:
+        """Return DONE, BUSY or FAILED: how far this rank's own part is. No message."""
+        if self._work is None:
+            return DONE
+        if self._work.is_alive():
+            return BUSY
+        return FAILED if self._work.error else DONE
+
+    def advance(self, status: int) -> None:
+        """Go on to what comes next, `status` being the largest of all ranks' `status()`. Collective.
+
+        Raises
+        ------
+        SaveError, FloatingPointError
+            As `save`.
+        """
+        if self._work is None or status == BUSY:
+            return
+        self._work.join()
+        if status == FAILED:
+            self._fail()
+        if self._reports is None:
+            self._reports = self.comm.gather_objects(self._work.result)
+            self._begin(self._publish if self.comm.rank == 0 else lambda: None)
+        else:
+            self.published, self._work = self._step, None
+
+    def finish(self) -> None:
+        """Wait until the checkpoint that is being written is published. Collective."""
+        while self.active:
+            self._work.join()
+            self.advance(int(self.comm.all_reduce(np.array([self.status()]), "max")[0]))
+
+    def _begin(self, call: Callable[[], Any]) -> None:
+        self._work = _Work(call)
+        self._work.start()
+
+    def _fail(self) -> None:
+        """Raise what went wrong, with the rank, on all ranks."""
+        error, self._work = self._work.error, None
+        told = {rank: t for rank, t in enumerate(self.comm.gather_objects(_told(error))) if t is not None}
+        if self.comm.rank == 0:
+            self.folder.discard(self._step)
+        text = "; ".join(f"rank {rank}: {said}" for rank, (_, said) in told.items())
+        if any(nonfinite for nonfinite, _ in told.values()):
+            raise FloatingPointError(f"the checkpoint of step {self._step} is not kept: {text}")
+        raise SaveError(f"the checkpoint of step {self._step} could not be written: {text}")
+
+    def _publish(self) -> None:
+        """Rank 0, in its thread: index, manifest, rename."""
+        reports = self._reports
+        arrays: dict[str, ArrayInfo] = {}
+        scalars: dict[str, np.ndarray] = {}
+        for report in reports:
+            arrays.update(report.arrays)
+            scalars.update(report.scalars)
+        files = [report.file for report in reports if report.file is not None]
+        aside = self.folder.aside(self._step)
+        try:
+            files.append(index.write_index(aside, arrays, files, scalars, self._state))
+            path = aside / manifest.NAME
+            path.write_text(Manifest(self._step, self._state, arrays, tuple(files)).dumps(), encoding="utf-8")
+            index.sealed(path)
+            self.folder.publish(self._step, self.keep)
+        except OSError as error:
+            raise error if error.filename else named(error, aside) from error
+
+
+def _write(path: Path, parts: list, arrays: dict[str, ArrayInfo], guarded: str) -> Report:
+    """Every rank, in its thread: look for NaN and infinity, write the shard."""
+    for part in parts:
+        if part.array.startswith(guarded) and part.data.dtype.kind == "f" and not _finite(part.data):
+            raise FloatingPointError(f"{part.array} is not finite")
+    scalars = {part.array: part.data for part in parts if not part.data.ndim}
+    return Report(write_shard(path, parts) if parts else None, arrays, scalars)
+
+
+def _finite(data: np.ndarray) -> bool:
+    # NaN wins both; no temporary array as isfinite would make
+    return bool(np.isfinite(data.max()) and np.isfinite(data.min()))
+
+
+def _said(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{error.filename}: {error.strerror[0].lower()}{error.strerror[1:]}"
+    return str(error) or type(error).__name__
+
+
+def _told(error: BaseException | None) -> tuple[bool, str] | None:
+    if error is None:
+        return None
+    said = _said(error) if isinstance(error, (OSError, FloatingPointError)) else f"{type(error).__name__}: {error}"
+    return isinstance(error, FloatingPointError), said
