@@ -331,6 +331,6 @@ def _override(table: dict[str, Any], text: str) -> str:
             raise ConfigError(f"--set {text}: {'.'.join(parts[:depth])} is a value, not a table")
     try:
         table[parts[-1]] = toml.loads_value(value.strip())
-    except toml.TOMLDecodeError:
+    except ValueError:
         raise ConfigError(f'--set {text}: {value!r} is no TOML value (numbers, true, "text", [1, 2])') from None
     return key

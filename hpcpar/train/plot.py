@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -81,10 +82,13 @@ def series(records: Sequence[dict[str, Any]], name: str) -> tuple[np.ndarray, np
 
 
 def figures(records: Sequence[dict[str, Any]]) -> list[list[str]]:
-    """Return the names drawn in each panel: the losses together, then each other validation figure by itself."""
+    """Return the names drawn in each panel: the losses, then each validation figure with its parts (``_0``, ...)."""
     names = list(dict.fromkeys(k for r in records for k, v in r.items() if isinstance(v, (int, float))))
-    first = [n for n in LOSSES if n in names]
-    return [first] + [[n] for n in names if n.startswith("val_") and n not in LOSSES]
+    panels: dict[str, list[str]] = {"loss": [n for n in LOSSES if n in names]}
+    for name in names:
+        if name.startswith("val_") and name not in LOSSES:
+            panels.setdefault(re.sub(r"_\d+$", "", name), []).append(name)
+    return list(panels.values())
 
 
 def plot_curves(records: Sequence[dict[str, Any]], path: Path, title: str = "") -> Path:
@@ -125,7 +129,7 @@ def read_volumes(path: str | Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def plot_slices(image: np.ndarray, label: np.ndarray, prediction: np.ndarray, path: Path) -> Path:
-    """Draw three orthogonal slices through the middle of what is labelled: input, label and prediction, a row each cut.
+    """Draw three orthogonal slices through the middle of what is labelled, a row each: input, label and prediction.
 
     Parameters
     ----------
@@ -137,27 +141,37 @@ def plot_slices(image: np.ndarray, label: np.ndarray, prediction: np.ndarray, pa
     pyplot = _load_matplotlib()
     where = centre(label)
     classes = _class_count(label, prediction)
-    figure, axes = pyplot.subplots(3, 3, figsize=(9, 9), squeeze=False)
-    for row, dim in enumerate(range(3)):
-        for column, (name, volume) in enumerate((("input", image), ("label", label), ("prediction", prediction))):
-            axis = axes[row, column]
-            plane = np.take(volume, where[dim], axis=dim)
-            discrete = column > 0 and classes
-            axis.imshow(
-                plane,
-                origin="lower",
-                interpolation="nearest",
-                cmap=pyplot.get_cmap("tab10" if classes <= 10 else "tab20", classes) if discrete else "gray",
-                vmin=-0.5 if discrete else float(volume.min()),
-                vmax=classes - 0.5 if discrete else float(volume.max()),
-            )
-            axis.set_xticks([])
-            axis.set_yticks([])
-            if row == 0:
-                axis.set_title(name)
-            if column == 0:
-                axis.set_ylabel(f"{DIMS[dim]} {where[dim]} of {volume.shape[dim]}")
+    # rows as high as their planes are, for planes drawn equally wide
+    planes = [[np.take(v, where[dim], axis=dim) for v in (image, label, prediction)] for dim in range(3)]
+    heights = [row[0].shape[0] / row[0].shape[1] for row in planes]
+    figure, axes = pyplot.subplots(
+        3, 3, figsize=(9, 3 * sum(heights) + 1), squeeze=False, gridspec_kw={"height_ratios": heights}
+    )
+    for dim, row in enumerate(planes):
+        _draw_plane(axes[dim, 0], row[0], "gray", (float(image.min()), float(image.max())))
+        for axis, plane in zip(axes[dim, 1:], row[1:], strict=True):
+            if classes:
+                _draw_plane(axis, plane, _class_colours(classes), (-0.5, classes - 0.5))
+            else:
+                _draw_plane(axis, plane, "gray", (float(label.min()), float(label.max())))
+        axes[dim, 0].set_ylabel(f"{DIMS[dim]} {where[dim]} of {image.shape[dim]}")
+    for axis, name in zip(axes[0], ("input", "label", "prediction"), strict=True):
+        axis.set_title(name)
     return _save(figure, path)
+
+
+def _draw_plane(axis: Any, plane: np.ndarray, colours: Any, limits: tuple[float, float]) -> None:
+    axis.imshow(plane, origin="lower", interpolation="nearest", cmap=colours, vmin=limits[0], vmax=limits[1])
+    axis.set_xticks([])
+    axis.set_yticks([])
+
+
+def _class_colours(classes: int) -> Any:
+    """Black for the background, then distinct colours."""
+    from matplotlib import colormaps, colors
+
+    wheel = colormaps["tab20"].colors
+    return colors.ListedColormap(["black", *(wheel[(2 * k) % 20 + k // 10 % 2] for k in range(classes - 1))])
 
 
 def centre(label: np.ndarray) -> tuple[int, int, int]:

@@ -28,7 +28,7 @@ def loads_value(text: str) -> Any:
 
     Raises
     ------
-    TOMLDecodeError
+    ValueError
         The text is neither.
     """
     try:
@@ -38,7 +38,7 @@ def loads_value(text: str) -> Any:
             return text
         raise
     if set(table) != {"value"}:
-        raise TOMLDecodeError("more than one value")
+        raise ValueError("more than one value")
     return table["value"]
 
 

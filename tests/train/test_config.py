@@ -171,5 +171,5 @@ def test_the_writer_keeps_every_string_and_number():
     assert toml.loads(toml.dumps(table)) == table
     with pytest.raises(TypeError):
         toml.dumps({"none": None})
-    with pytest.raises(toml.TOMLDecodeError):
+    with pytest.raises(ValueError, match="more than one"):
         toml.loads_value("1\nseed = 2")
