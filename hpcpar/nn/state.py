@@ -157,6 +157,15 @@ def _keep_order(data: Any, copy: Any) -> Any:
     return copy(data.transpose(order)).transpose(np.argsort(order).tolist())
 
 
+def empty_like(tensor: Tensor) -> Any:
+    """Return an uninitialised array like the shard, also in its memory order (even of dims of length 1)."""
+    shard, order = tensor.shard, getattr(tensor, "order", None)
+    if order is None:
+        return array_module(shard).empty_like(shard)
+    memory = array_module(shard).empty([shard.shape[d] for d in order], shard.dtype)
+    return memory.transpose(np.argsort(order).tolist())
+
+
 def relayout_(tensor: Tensor, layout: Layout) -> None:
     """Change the layout of a leaf in place: the same value, the same object. Collective; its gradient is dropped.
 
@@ -169,13 +178,8 @@ def relayout_(tensor: Tensor, layout: Layout) -> None:
         raise ValueError(f"{tensor.name or 'a leaf'} cannot be kept partial: {layout!r}")
     if target is tensor.sig:
         return
-    order = getattr(tensor, "order", None)
-    data = tensor.moved(target)
-    if order is None:
-        data = data.copy()
-    else:
-        inverse = np.argsort(order).tolist()
-        data = data.transpose(order).copy().transpose(inverse)
+    order = getattr(tensor, "order", None) or tuple(range(tensor.ndim))
+    data = tensor.moved(target).transpose(order).copy().transpose(np.argsort(order).tolist())
     tensor.sig = target
     tensor.set_data(data)
     tensor.grad = None

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from hpcpar.kernels import array_module
 from hpcpar.nn.module import Parameters, parameters_of
-from hpcpar.nn.state import assign
+from hpcpar.nn.state import assign, empty_like
 from hpcpar.tensors import Parameter, Tensor
 
 Schedule = Callable[[int], float]
@@ -165,12 +164,14 @@ def learning_rate(lr: float | Schedule, step: int) -> float:
 
 def zeros_like(parameter: Parameter) -> Tensor:
     """Return zeros with the layout, dtype and memory order of a parameter."""
-    return Tensor(array_module(parameter.shard).zeros_like(parameter.shard), parameter.sig)
+    made = empty_like(parameter)
+    made[...] = 0
+    return Tensor(made, parameter.sig)
 
 
 def like_parameter(parameter: Parameter, shard: Any) -> Tensor:
     """Return a tensor with the parameter's layout and memory order that holds a copy of `shard`."""
-    made = array_module(parameter.shard).empty_like(parameter.shard, dtype=shard.dtype)
+    made = empty_like(parameter)
     made[...] = shard
     return Tensor(made, parameter.sig)
 

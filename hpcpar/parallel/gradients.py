@@ -16,6 +16,7 @@ import numpy as np
 from hpcpar.kernels import array_module
 from hpcpar.mesh import Mesh
 from hpcpar.nn.module import Parameters, parameters_of
+from hpcpar.nn.state import empty_like
 from hpcpar.signature import Signature
 from hpcpar.tensors import Parameter, Tensor
 from hpcpar.transport.nonblocking import Reduction
@@ -208,7 +209,8 @@ class GradientSync:
             if parameter.grad is not None:
                 self._enqueue(parameter)
             elif self.unused == "zero":
-                zeros = array_module(parameter.shard).zeros_like(parameter.shard)
+                zeros = empty_like(parameter)
+                zeros[...] = 0
                 parameter.grad = Tensor(zeros, parameter.sig)
         for key in list(self._open):
             self._send(self._open.pop(key))
