@@ -1,9 +1,10 @@
 """Convolution by oneDNN: float32, channels last, all three passes.
 
-Sources may be views with gaps (buffers with halos); destinations are dense. Weights stay in their plain array and are
-brought into each pass's own format at each use, which costs less than a hundredth of the convolution. oneDNN asks for
-sizes and paddings that fit together exactly; the padding after the input follows from the sizes, and what a negative
-padding cuts off is cut off the view first. Calls that are not served here are declined, by NotImplemented.
+Arrays are dense: the fast implementations read no views with gaps, so those are copied first (a cut along the
+slowest dim of one sample has none). Weights stay in their plain array and are brought into each pass's own format at
+each use, which costs less than a hundredth of the convolution. oneDNN asks for sizes and paddings that fit together
+exactly; the padding after the input follows from the sizes, and what a negative padding cuts off is cut off first.
+Calls that are not served here are declined, by NotImplemented.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ...arrays import Array, empty_channels_last, is_channels_last, last, to_channels_last, zeros_channels_last
+from ...arrays import Array, empty_channels_last, is_channels_last, to_channels_last, zeros_channels_last
 from ...generic.conv import check
 from ...registry import notice
 from .library import Library, OneDNNError, load
@@ -30,7 +31,8 @@ from .primitive import (
     thread,
 )
 
-#: Multiplications from which an unoptimised implementation ("ref...", some 100 times slower) is refused.
+#: Names of implementations that are some 100 times slower, and the multiplications from which they are refused.
+SLOW = ("ref",)
 REFUSE_ABOVE = 1e6
 
 _FORWARD_TRAINING, _DIRECT = 64, 1
@@ -49,7 +51,8 @@ def conv_forward(x: Array, w: Array, bias: Array | None, stride: Sequence[int], 
     source, before, after = fit(x, w.shape[2:], sizes, stride, [lo for lo, _ in padding], dilation)
     if 0 in shape or 0 in source.shape or 0 in w.shape:
         return NotImplemented
-    pass_ = _prepare("forward", source, w, shape, stride, before, after, dilation, groups, bias is not None, slope)
+    pass_ = _prepare("forward", source.shape, w, shape, stride, before, after, dilation, groups, bias is not None,
+                     slope)
     if pass_ is None:
         return NotImplemented
     dense = out is not None and out.dtype == np.float32 and is_channels_last(out)
@@ -76,8 +79,8 @@ def conv_backward_data(dy: Array, w: Array, x_shape: Sequence[int], stride: Sequ
     inner = (*x_shape[:2], *(s.stop - s.start for s in used))
     if 0 in inner:
         return NotImplemented
-    source = strided(dy)
-    pass_ = _prepare("backward_data", source, w, inner, stride, before, after, dilation, groups)
+    source = to_channels_last(dy)
+    pass_ = _prepare("backward_data", source.shape, w, inner, stride, before, after, dilation, groups)
     if pass_ is None:
         return NotImplemented
     part = empty_channels_last(inner, np.float32)
@@ -98,10 +101,10 @@ def conv_backward_weight(x: Array, dy: Array, w_shape: Sequence[int], stride: Se
     source, before, after = fit(x, w_shape[2:], dy.shape[2:], stride, [lo for lo, _ in padding], dilation)
     if 0 in source.shape:
         return NotImplemented
-    grad = strided(dy)
+    grad = to_channels_last(dy)
     nd = x.ndim - 2
     dw = np.empty((*w_shape[2:], w_shape[1], w_shape[0]), np.float32).transpose(nd + 1, nd, *range(nd))
-    pass_ = _prepare("backward_weights", source, dw, grad, stride, before, after, dilation, groups)
+    pass_ = _prepare("backward_weights", source.shape, dw, grad.shape, stride, before, after, dilation, groups)
     if pass_ is None:
         return NotImplemented
     if pass_.convert is None:
@@ -130,20 +133,9 @@ class _Pass:
 
 def fit(x: Array, kernel: Sequence[int], out: Sequence[int], stride: Sequence[int], lo: Sequence[int],
         dilation: Sequence[int]) -> tuple[Array, tuple[int, ...], tuple[int, ...]]:
-    """The part of x that a convolution reads, as a view oneDNN can describe, and the exact paddings around it."""
+    """The part of x that a convolution reads, dense, and the exact paddings around it."""
     used, before, after = _used(x.shape[2:], kernel, out, stride, lo, dilation)
-    return strided(x[(slice(None), slice(None), *used)]), before, after
-
-
-def strided(a: Array) -> Array:
-    """``a`` itself if it is channels last up to gaps, else a dense copy."""
-    least = a.itemsize
-    for size, step in zip(last(a).shape[::-1], last(a).strides[::-1], strict=True):
-        if size > 1 and (step < least or step % a.itemsize):
-            return to_channels_last(a)
-        least = max(least, step * size if size > 1 else least)
-    c = a.strides[1]
-    return a if a.shape[1] == 1 or c == a.itemsize else to_channels_last(a)
+    return to_channels_last(x[(slice(None), slice(None), *used)]), before, after
 
 
 def _used(spatial: Sequence[int], kernel: Sequence[int], out: Sequence[int], stride: Sequence[int],
@@ -163,26 +155,22 @@ def _used(spatial: Sequence[int], kernel: Sequence[int], out: Sequence[int], str
     return tuple(slices), tuple(before), tuple(after)
 
 
-def _prepare(kind: str, source: Array, w: Array, other: Array | tuple[int, ...], stride: Sequence[int],
+def _prepare(kind: str, source: tuple[int, ...], w: Array, other: tuple[int, ...], stride: Sequence[int],
              before: tuple[int, ...], after: tuple[int, ...], dilation: Sequence[int], groups: int,
              bias: bool = False, slope: float | None = None) -> _Pass | None:
-    """The pass for these arrays, from the thread's cache; None where oneDNN has no fast implementation.
+    """The pass for arrays of these shapes, from the thread's cache; None where oneDNN has no fast implementation.
 
-    ``other`` is the second source (dY of the weight gradient) or the shape of the dense result.
+    ``source`` is x, or dY for the gradient of x; ``other`` is dY for the gradient of the weight, or the result.
     """
-    second = _strides(other) if isinstance(other, np.ndarray) else None
-    shape = other.shape if second else other
-    key = (kind, source.shape, _strides(source), w.shape, w.strides, shape, second, tuple(stride), before, after,
-           tuple(dilation), groups, bias, slope)
+    key = (kind, source, w.shape, w.strides, other, tuple(stride), before, after, tuple(dilation), groups, bias, slope)
     return thread().cached(key, lambda: _build(*key))
 
 
-def _build(kind, src, src_strides, w_shape, w_strides, shape, second, stride, before, after, dilation, groups, bias,
+def _build(kind, source, w_shape, w_strides, other, stride, before, after, dilation, groups, bias,
            slope) -> _Pass | None:
     library = load()
-    first = Descriptor(library, src, src_strides)
-    other = Descriptor(library, shape, second or _dense(shape))
-    x, y = (other, first) if kind == "backward_data" else (first, other)
+    first, second = (Descriptor(library, shape, _dense(shape)) for shape in (source, other))
+    x, y = (second, first) if kind == "backward_data" else (first, second)
     sizes, strides = w_shape, tuple(s // 4 for s in w_strides)
     if groups > 1:
         sizes = (groups, w_shape[0] // groups, *w_shape[1:])
@@ -199,23 +187,23 @@ def _build(kind, src, src_strides, w_shape, w_strides, shape, second, stride, be
             *((shift, y) if kind == "backward_weights" else (y,)), *geometry, forward, Attributes(library))
     except OneDNNError:
         return None
-    work = math.prod(src) // src[1] * math.prod(w_shape)
-    if descriptor.implementation.startswith("ref") and work > REFUSE_ABOVE:
+    work = source[0] * math.prod(min(a, b) for a, b in zip(source[2:], other[2:], strict=True)) * math.prod(w_shape)
+    if descriptor.implementation.startswith(SLOW) and work > REFUSE_ABOVE:
         notice(f"oneDNN {library.version} has only the slow implementation {descriptor.implementation!r} for the "
-               f"{kind} pass of a convolution of {src} with weights {w_shape}; it runs in NumPy")
+               f"{kind} pass of a convolution of {source} with weights {w_shape}; it runs in NumPy")
         return None
-    return _finish(library, kind, descriptor, first, other, plain, shift)
+    return _finish(library, kind, descriptor, first, second, plain, shift)
 
 
-def _finish(library: Library, kind: str, descriptor: PrimitiveDescriptor, first: Descriptor, other: Descriptor,
+def _finish(library: Library, kind: str, descriptor: PrimitiveDescriptor, first: Descriptor, second: Descriptor,
             plain: Descriptor, shift: Descriptor | None) -> _Pass:
     """The primitives of a pass; their arguments are (source, second source or weights, [bias], result)."""
     role = "diff_weights" if kind == "backward_weights" else "weights"
     native: Any = descriptor.memory(role)
     names = {"forward": ("src", "weights", "dst"), "backward_data": ("diff_dst", "weights", "diff_src"),
              "backward_weights": ("src", "diff_dst", "diff_weights")}[kind]
-    handles = [first.handle, other.handle, native] if kind == "backward_weights" else [
-        first.handle, native, other.handle]
+    handles = [first.handle, second.handle, native] if kind == "backward_weights" else [
+        first.handle, native, second.handle]
     arguments = [(ARGUMENT[name], handle) for name, handle in zip(names, handles, strict=True)]
     if shift is not None:
         arguments.insert(2, (ARGUMENT["bias"], shift.handle))
@@ -235,13 +223,3 @@ def _dense(shape: Sequence[int]) -> tuple[int, ...]:
         step *= size
     return (step, 1, *reversed(steps))
 
-
-def _strides(a: Array) -> tuple[int, ...]:
-    """Element strides, those of dims of size 1 as if the array were dense, for they may be anything."""
-    steps, step = [], 1
-    for size, stride in zip(last(a).shape[::-1], last(a).strides[::-1], strict=True):
-        step = stride // a.itemsize if size > 1 else step
-        steps.append(step)
-        step *= size
-    c, *spatial, n = steps
-    return (n, c, *reversed(spatial))

@@ -1,0 +1,113 @@
+"""What is particular to the oneDNN kernels: views without copies, threads, the bounded cache, refusals."""
+
+import gc
+import threading
+import weakref
+
+import numpy as np
+import pytest
+
+from hpcpar import kernels
+
+pytestmark = [pytest.mark.serial,
+              pytest.mark.skipif(not kernels.available("onednn"), reason="oneDNN is not available")]
+ONES = (1, 1, 1)
+
+
+def layer(rng, c, oc, size):
+    x = kernels.to_channels_last(rng.standard_normal((1, c, size, size, size)).astype(np.float32))
+    w = rng.standard_normal((3, 3, 3, c, oc)).astype(np.float32).transpose(4, 3, 0, 1, 2)
+    return x, w
+
+
+def forward(x, w, padding=1):
+    return kernels.conv_forward(x, w, None, ONES, ((padding, padding),) * 3, ONES, 1)
+
+
+def cache():
+    from hpcpar.kernels.cpu.onednn.primitive import thread
+
+    return thread()._cache
+
+
+def test_a_cut_along_the_slowest_dim_is_read_where_it_lies_and_other_views_are_copied(rng):
+    from hpcpar.kernels.cpu.onednn.conv import fit
+
+    x, w = layer(rng, 16, 32, 12)
+    view, before, after = fit(x, (3, 3, 3), (8, 12, 12), ONES, (-1, 1, 1), ONES)
+    assert np.shares_memory(view, x) and view.shape[2:] == (10, 12, 12)
+    assert before == (0, 1, 1) and after == (0, 1, 1)
+    copy, _, _ = fit(x, (3, 3, 3), (8, 8, 10), ONES, (-1, -2, 0), ONES)
+    assert not np.shares_memory(copy, x) and kernels.is_channels_last(copy)
+    got = kernels.conv_forward(x, w, None, ONES, ((-1, -1), (-2, -2), (0, 0)), ONES, 1)
+    np.testing.assert_allclose(got, forward(np.ascontiguousarray(x[:, :, 1:11, 2:10]), w, 0), rtol=1e-4, atol=1e-4)
+
+
+def test_weights_in_any_memory_order_give_the_same_bits(rng):
+    x, w = layer(rng, 16, 32, 6)
+    plain = np.ascontiguousarray(w)
+    np.testing.assert_array_equal(forward(x, w), forward(x, plain))
+    y = forward(x, w)
+    np.testing.assert_array_equal(
+        kernels.conv_backward_data(y, w, x.shape, ONES, ((1, 1),) * 3, ONES, 1),
+        kernels.conv_backward_data(y, plain, x.shape, ONES, ((1, 1),) * 3, ONES, 1))
+
+
+def test_float64_is_left_to_the_reference(rng):
+    x, w = layer(rng, 4, 4, 5)
+    before = len(cache())
+    y = forward(x.astype(np.float64), w.astype(np.float64))
+    assert y.dtype == np.float64 and len(cache()) == before
+
+
+def test_threads_work_side_by_side(rng):
+    cases = [layer(rng, c, oc, size) for c, oc, size in ((16, 32, 10), (32, 16, 9), (8, 8, 12), (16, 32, 10))]
+    want = [forward(x, w) for x, w in cases]
+    wrong, start = [], threading.Barrier(len(cases))
+
+    def work(i):
+        start.wait()
+        for _ in range(20):
+            if not np.array_equal(forward(*cases[i]), want[i]):
+                wrong.append(i)
+
+    workers = [threading.Thread(target=work, args=(i,)) for i in range(len(cases))]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not wrong
+
+
+def test_the_cache_is_bounded_and_frees_what_falls_out(rng, monkeypatch):
+    from hpcpar.kernels.cpu.onednn import primitive
+
+    monkeypatch.setattr(primitive, "CAPACITY", 3)
+    cache().clear()
+    x, w = layer(rng, 16, 16, 9)
+    first = forward(x, w)
+    watched = weakref.ref(next(iter(cache().values())).primitive)
+    assert watched() is not None
+    for size in (4, 5, 6, 7):
+        forward(np.ascontiguousarray(x[:, :, :size]), w)
+    gc.collect()
+    assert len(cache()) == 3 and watched() is None
+    np.testing.assert_array_equal(forward(x, w), first)
+
+
+def test_a_slow_implementation_is_refused_where_the_work_is_large_and_numpy_computes(rng, monkeypatch):
+    from hpcpar.kernels.cpu.onednn import conv
+
+    x, w = layer(rng, 16, 16, 11)
+    want, few = forward(x, w), forward(x[:, :, :1], w)
+    cache().clear()
+    monkeypatch.setattr(conv, "SLOW", ("brg", "jit", "x64"))  # the names that are fast here, to have some refused
+    try:
+        with pytest.warns(kernels.KernelWarning, match="slow implementation"):
+            got = forward(x, w)
+        assert list(cache().values()) == [None]
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+        np.testing.assert_array_equal(forward(x[:, :, :1], w), few)
+        assert None not in list(cache().values())[1:]
+    finally:
+        cache().clear()
