@@ -18,6 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_job_arguments(parser)
     parser.add_argument("--ranks", type=int, metavar="N", help="number of ranks, where the mesh has a -1")
+    parser.add_argument("--shape", metavar="D,H,W", type=_lengths, help="size of a sample, where no data say it")
     parser.add_argument("--json", action="store_true", help="the same as one JSON object")
 
 
@@ -27,8 +28,16 @@ def run(args: argparse.Namespace) -> int:
 
     job = load_job(args.job, args.overrides)
 
-    from hpcpar.train.summary import as_text, summarize
+    from hpcpar.plan.summary import summarize
+    from hpcpar.plan.table import as_text
 
-    facts = summarize(job, ranks=args.ranks)
+    facts = summarize(job, args.ranks, args.shape)
     print(json.dumps(facts, indent=2) if args.json else as_text(facts))
     return 0
+
+
+def _lengths(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(n) for n in text.replace("x", ",").split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected lengths such as 64,64,64 or 64") from None

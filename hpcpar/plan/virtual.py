@@ -56,7 +56,7 @@ class VirtualComm:
             return [array]
         missing = sum(prod(shape) for r, shape in enumerate(shapes) if r != self.rank)
         counter.record("all_gather", self.name, 1, missing * array.itemsize)
-        return [array_module(array).empty(shape, array.dtype) for shape in shapes]
+        return [array_module(array).zeros(shape, array.dtype) for shape in shapes]
 
     def exchange(
         self,
@@ -70,7 +70,7 @@ class VirtualComm:
         if record:
             counter.record("exchange", self.name, len(sends), sum(a.nbytes for a in sends.values()))
         like = next(iter(sends.values()), None) if like_array is None else like_array
-        return {peer: array_module(like).empty(shape, dtype) for peer, (shape, dtype) in receives.items()}
+        return {peer: array_module(like).zeros(shape, dtype) for peer, (shape, dtype) in receives.items()}
 
     def broadcast(self, array: Any, root: int = 0) -> Any:
         """Count a broadcast."""
@@ -84,7 +84,7 @@ class VirtualComm:
             return array
         if array.size:
             counter.record("exchange", self.name, 1, array.nbytes)
-        return array_module(array).empty(array.shape if shape is None else shape, array.dtype)
+        return array_module(array).zeros(array.shape if shape is None else shape, array.dtype)
 
     def gather_objects(self, value: Any) -> list[Any]:
         """Return the value once for each rank."""

@@ -20,6 +20,10 @@ SMALL = 4096
 _ground = np.zeros(1, np.uint8)
 
 
+class NotKnown(TypeError):
+    """A program asks an outline for what it does not have: values, or a function without an entry."""
+
+
 class Outline(np.lib.mixins.NDArrayOperatorsMixin):
     """An array without storage; made by `empty` or by an operation on another one.
 
@@ -78,7 +82,7 @@ class Outline(np.lib.mixins.NDArrayOperatorsMixin):
         """Selection by arrays: by a mask nothing is chosen, as all values are zero."""
         if len(items) == 1 and items[0].dtype == bool:
             return np.zeros((0, *self.shape[items[0].ndim :]), self.dtype)
-        raise TypeError("outlines are indexed by numbers, slices and masks of the whole, not by arrays of positions")
+        raise NotKnown("outlines are indexed by numbers, slices and masks of the whole, not by arrays of positions")
 
     def __setitem__(self, item: Any, value: Any) -> None:
         shape = self.shape if item is Ellipsis else self[item].shape
@@ -192,7 +196,7 @@ class Outline(np.lib.mixins.NDArrayOperatorsMixin):
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         """Real zeros, for few elements only: anything else would be a mistake in a dry run."""
         if self.size > SMALL:
-            raise TypeError(f"{self!r} has no values; NumPy was asked for them by a function that outlines do not know")
+            raise NotKnown(f"{self!r} has no values; NumPy was asked for them by a function that outlines do not know")
         return np.zeros(self.shape, dtype or self.dtype)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = None, **options: Any) -> Any:
@@ -219,7 +223,7 @@ class Outline(np.lib.mixins.NDArrayOperatorsMixin):
 
         known = TABLE.get(function)
         if known is None:
-            raise TypeError(f"np.{function.__name__} is not known for outlines")
+            raise NotKnown(f"np.{function.__name__} is not known for outlines")
         return known(*args, **kwargs)
 
 

@@ -66,13 +66,16 @@ def max_pool_backward(g: Array, index: Array, x_shape: Shape) -> Array:
     return channels_last(x_shape, g.dtype)
 
 
-def avg_pool_forward(x: Array, kernel: Shape, stride: Shape, padding: Shape, divisors: Sequence[Any]) -> Array:
+def avg_pool_forward(
+    x: Array, kernel: Shape, stride: Shape, padding: Shape, divisors: Sequence[Any], slope: float | None = None
+) -> Array:
     return channels_last((*x.shape[:2], *[len(d) for d in divisors]), x.dtype)
 
 
 def avg_pool_backward(
-    g: Array, x_shape: Shape, kernel: Shape, stride: Shape, padding: Shape, divisors: Sequence[Any]
-) -> Array:
+    g: Array, x_shape: Shape, kernel: Shape, stride: Shape, padding: Shape, divisors: Sequence[Any],
+    y: Array | None = None, slope: float | None = None,
+) -> Array:  # fmt: skip
     return channels_last((*g.shape[:2], *x_shape[2:]), g.dtype)
 
 
