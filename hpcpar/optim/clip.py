@@ -24,7 +24,8 @@ def clip_grad_norm_(
     norm_type : float
         2, any other power, or ``inf`` for the largest absolute value.
     error_if_nonfinite : bool
-        Raise where the norm is infinite or NaN; otherwise an infinite norm makes gradients 0, NaN makes them NaN.
+        Raise where the norm is infinite or NaN; otherwise an infinite norm makes finite
+        elements 0 and others NaN, and NaN makes all of them NaN, as in torch.
 
     Returns
     -------
@@ -56,7 +57,8 @@ def clip_grad_norm_(
     if not factor >= 1.0:  # also NaN
         for grad in grads:
             data = grad.shard
-            data *= data.dtype.type(factor)
+            with np.errstate(invalid="ignore"):  # infinity times 0
+                data *= data.dtype.type(factor)
             grad.changed()
     return norm
 
