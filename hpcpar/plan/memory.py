@@ -122,7 +122,7 @@ def _advice(job: Job, task: Task, shape: dict[str, int], limit: Limit) -> str:
     """The smallest split of the depth on which a step would fit."""
     names = [axis for axis in job.layout.axes("depth") if axis in shape]
     axis = names[0] if names else "depth"
-    others = ", or a smaller data.batch" if job.data.batch > 1 else ""
+    others = "; a smaller data.batch helps too" if job.data.batch > 1 else ""
     for parts in (2 * shape.get(axis, 1) << i for i in range(8)):
         if parts > task.input[2]:
             break

@@ -178,5 +178,3 @@ def depth_row(task: Task, parts: int) -> dict[str, Any]:
         "other_bytes": total_bytes(bill.messages) - halos - gradients,
         "stated_rule_gib": stated_memory(single, bill.lines) / parts / 2**30,
     }
-
-

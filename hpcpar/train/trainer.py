@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from contextlib import nullcontext
 from math import ceil, isfinite
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,18 +15,24 @@ import numpy as np
 from hpcpar import functional as F
 from hpcpar import nn, random
 from hpcpar.autograd import no_grad
+from hpcpar.checkpoint import Folder, Saver
+from hpcpar.checkpoint.training import collect
 from hpcpar.data import DataError
 from hpcpar.data.batches import Batches
 from hpcpar.mesh import Mesh
 from hpcpar.models import place
 from hpcpar.optim import clip_grad_norm_
 from hpcpar.parallel import GradientSync
+from hpcpar.plan.memory import require_memory
 from hpcpar.tensors import Tensor
 from hpcpar.train import build, config
 from hpcpar.train.config import ConfigError, Job, dump_job
 from hpcpar.train.evaluate import Regression, Segmentation, evaluate
-from hpcpar.train.nonfinite import first_nonfinite
-from hpcpar.train.record import Progress, RunDirectory
+from hpcpar.train.nonfinite import NotFinite, first_nonfinite
+from hpcpar.train.record import Progress, RunDirectory, on_root
+from hpcpar.train.resume import resume, training_state
+from hpcpar.train.signals import Interrupted, StopSignals
+from hpcpar.train.watchdog import Watchdog
 
 
 class Trainer:
@@ -41,11 +49,19 @@ class Trainer:
     step : int
         Optimizer steps taken.
     history : list of dict
-        The records of ``metrics.jsonl``, on every rank.
+        The records of ``metrics.jsonl``, on every rank; after a resume from the last one before.
+    recent : list of float
+        Losses of the steps since the last record.
+    outstanding : bool
+        The record of the last step is still to be written.
+    estimate : Estimate or None
+        Of the memory that a step takes on this rank.
     """
 
     def __init__(self, job: Job, mesh: Mesh | None = None) -> None:
         self.job = job
+        self.signals = StopSignals()
+        self.signals.install()
         self.mesh = mesh or Mesh(**job.mesh)
         build.use_device(job.run.device, self.mesh)
         random.manual_seed(job.run.seed)
@@ -57,6 +73,8 @@ class Trainer:
             self.validation = build.make_batches(job, "validation", self.mesh, self.spread)
             self.test = build.make_batches(job, "test", self.mesh, self.spread)
             self.steps = self._count_steps()
+            dataset = self.train_batches.loader.dataset
+            self.estimate = require_memory(self.mesh, job, dataset.shape(dataset.input))
             with nn.default_dtype(job.run.dtype):
                 self.model = build.make_model(job.model)
             self.decisions = place(self.model, self.mesh, self.spread)
@@ -67,6 +85,13 @@ class Trainer:
         self.sync = GradientSync(self.model)
         self.step = 0
         self.history: list[dict[str, Any]] = []
+        self.recent: list[float] = []
+        self.last_lr, self.outstanding, self.records_until = 0.0, False, None
+        self.seconds_before, self._start = 0.0, time.perf_counter()
+        self.folder = Folder(Path(job.run.dir, "checkpoints"))
+        self.saver = Saver(self.folder, self.mesh.world, job.checkpoint.keep)
+        watched = Path(job.run.dir, ".watchdog")
+        self.watchdog = Watchdog(watched, self.mesh.world.rank, self.mesh.world.size, job.run.watchdog)
 
     def _count_steps(self) -> int:
         run, per_epoch = self.job.run, len(self.train_batches)
@@ -83,7 +108,7 @@ class Trainer:
 
         Raises
         ------
-        FloatingPointError
+        NotFinite
             On all ranks: the loss is not finite; names the step and the first module with such a result.
         """
         samples = sum(x.shape[0] for x, _ in batches)
@@ -103,7 +128,7 @@ class Trainer:
         if self.job.optim.clip:
             norm = clip_grad_norm_(self.model, self.job.optim.clip)
             if not isfinite(norm):
-                raise FloatingPointError(f"step {self.step + 1}: the norm of the gradient is {norm}")
+                raise NotFinite(f"step {self.step + 1}: the norm of the gradient is {norm}")
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.step += 1
@@ -112,44 +137,120 @@ class Trainer:
     def _stop_nonfinite(self, value: float, x: Tensor, state: dict[str, int]) -> None:
         random.set_state(state)
         where = first_nonfinite(self.model, x)
-        raise FloatingPointError(f"step {self.step + 1}: the loss is {value}; {where}")
+        raise NotFinite(f"step {self.step + 1}: the loss is {value}; {where}")
 
     # ---- the whole run
 
-    def fit(self) -> dict[str, Any]:
-        """Train to the last step, validate as configured, write the run directory, and return the last figures."""
-        job, world = self.job, self.mesh.world
-        out = RunDirectory(job.run.dir, world)
-        out.write_text("config.toml", dump_job(job))
-        progress = Progress(world, self.steps)
+    def fit(self, resume_from: str | None = None) -> dict[str, Any]:
+        """Train to the last step, validate as configured, write the run directory, and return the last figures.
+
+        Parameters
+        ----------
+        resume_from : str, optional
+            ``auto`` or a path, see `hpcpar.train.resume.resume`. Without it checkpoints of an earlier run are kept
+            under another name.
+
+        Raises
+        ------
+        Interrupted
+            On all ranks, after a signal to any of them and a checkpoint.
+        """
+        progress = Progress(self.mesh.world, self.steps)
+        if not resume_from or not resume(self, resume_from, progress.say):
+            retired = on_root(self.mesh.world, self.folder.retire)
+            if retired:
+                progress.say(f"checkpoints of an earlier run are now in {retired}")
+        out = RunDirectory(self.job.run.dir, self.mesh.world, self.records_until)
+        out.write_text("config.toml", dump_job(self.job))
         self._introduce(progress)
+        self._start = time.perf_counter()
+        with self.watchdog:
+            try:
+                self._run(out, progress)
+                return self._finish(out, progress)
+            except Interrupted:
+                path = self._leave()
+                progress.say(f"asked to stop: saved {path}; go on with --resume auto")
+                raise Interrupted(self.step) from None
+            except NotFinite:
+                self.saver.finish()  # a checkpoint from before is a good one
+                raise
+
+    def _run(self, out: RunDirectory, progress: Progress) -> None:
         stream = self.train_batches.stream()
-        start, recent = time.perf_counter(), []
-        while self.step < self.steps:
-            batches = [next(stream) for _ in range(job.optim.accumulate)]
-            lr = self.optimizer.lr()
-            recent.append(self.train_step(batches))
-            progress.count(sum(x.shape[0] for x, _ in batches))
-            last = self.step == self.steps
-            validate = self.validation is not None and (
-                last or (job.run.validate_every and self.step % job.run.validate_every == 0)
-            )
-            if last or validate or self.step % job.run.log_every == 0:
-                figures = {
-                    "loss": recent[-1],
-                    "loss_mean": float(np.mean(recent)),
-                    "lr": lr,
-                    "samples_per_s": progress.lap(),
-                }
-                recent = []
-                if validate:
-                    figures.update(self.evaluate(self.validation, "val_"))
-                record = {"step": self.step, **figures, "samples": self.train_batches.samples_seen}
-                record["seconds"] = round(time.perf_counter() - start, 3)
-                self.history.append(record)
-                out.record(record)
-                progress.line(self.step, figures)
-        return self._finish(out, progress)
+        while True:
+            if self.outstanding:
+                self._report(out, progress)
+                self._save_if_due()
+            if self.step >= self.steps:
+                return
+            self._advance(stream, progress)
+            self._between()
+
+    def _advance(self, stream: Iterator[tuple[Tensor, Tensor]], progress: Progress) -> None:
+        """Take one step."""
+        batches = [next(stream) for _ in range(self.job.optim.accumulate)]
+        self.last_lr = self.optimizer.lr()
+        self.recent.append(self.train_step(batches))
+        self.outstanding = True
+        progress.count(sum(x.shape[0] for x, _ in batches))
+
+    def _report(self, out: RunDirectory, progress: Progress) -> None:
+        """Validate and write a record, if this step is to have one."""
+        run, last = self.job.run, self.step == self.steps
+        validate = self.validation is not None and (
+            last or (run.validate_every and self.step % run.validate_every == 0)
+        )
+        if last or validate or self.step % run.log_every == 0:
+            figures = {
+                "loss": self.recent[-1],
+                "loss_mean": float(np.mean(self.recent)),
+                "lr": self.last_lr,
+                "samples_per_s": progress.lap(),
+            }
+            if validate:
+                figures.update(self.evaluate(self.validation, "val_"))
+            record = {"step": self.step, **figures, "samples": self.train_batches.samples_seen}
+            record["seconds"] = round(self.seconds(), 3)
+            self.history.append(record)
+            out.record(record)
+            progress.line(self.step, figures)
+            self.recent = []
+        self.outstanding = False
+
+    def seconds(self) -> float:
+        """Return for how long this run has trained, in all its parts."""
+        return self.seconds_before + time.perf_counter() - self._start
+
+    # ---- checkpoints and leaving
+
+    def _between(self) -> None:
+        """Between two steps or batches: whether somebody was asked to stop, how far the checkpoint is. Collective."""
+        self.watchdog.beat()
+        mine = np.array([self.signals.asked, self.saver.status()], np.int64)
+        asked, status = self.mesh.world.all_reduce(mine, "max")
+        self.saver.advance(int(status))
+        if asked:
+            raise Interrupted
+
+    def _save_if_due(self) -> None:
+        every = self.job.checkpoint.every
+        if every and (self.step % every == 0 or self.step == self.steps):
+            self._start_saving()
+            if not self.job.checkpoint.async_:
+                self.saver.finish()
+
+    def _start_saving(self) -> None:
+        tensors, shown, numbers = collect(self.model, self.optimizer)
+        self.saver.start(self.step, tensors, {**training_state(self), **numbers}, shown)
+
+    def _leave(self) -> Path:
+        """Save where we are, unless that has just been done; returns the checkpoint's path."""
+        self.saver.finish()
+        if self.outstanding or self.saver.published != self.step:
+            self._start_saving()
+            self.saver.finish()
+        return self.folder.at(self.step)
 
     def _introduce(self, progress: Progress) -> None:
         mesh = self.mesh.describe()
@@ -163,7 +264,7 @@ class Trainer:
     def evaluate(self, batches: Batches, prefix: str) -> dict[str, float]:
         """Return loss and scores over all samples of `batches`."""
         batches.position = type(batches.position)()
-        return evaluate(self.model, batches, self.loss, self._score(), prefix)
+        return evaluate(self.model, batches, self.loss, self._score(), prefix, self._between)
 
     def _score(self) -> Segmentation | Regression:
         if isinstance(self.job.model, config.UNet3d):
@@ -179,6 +280,7 @@ class Trainer:
         if isinstance(self.job.model, config.UNet3d):
             self._write_prediction(out)
         out.write_text("result.json", json.dumps(result, indent=2) + "\n")
+        self.saver.finish()
         for line in nn.relayouts(self.model):
             progress.say(f"  moved {line}")
         shown = "  ".join(f"{k} {v:.4f}" for k, v in result.items() if k.startswith(("val_", "test_")))
@@ -198,7 +300,8 @@ class Trainer:
         out.write_tensors("prediction.h5", chosen)
 
     def close(self) -> None:
-        """Stop reading ahead, and free communicators. Collective."""
+        """Stop reading ahead, and give signals back. No message: a rank that failed does so too."""
+        self.signals.remove()
         for batches in (self.train_batches, self.validation, self.test):
             if batches is not None:
                 batches.close()
@@ -212,10 +315,10 @@ def _first(x: Tensor) -> Tensor:
     return F.repartition(x, rest)[0]
 
 
-def train(job: Job) -> dict[str, Any]:
-    """Run a configuration from start to end on all ranks; see `Trainer`."""
+def train(job: Job, resume_from: str | None = None) -> dict[str, Any]:
+    """Run a configuration from start to end on all ranks; see `Trainer.fit`."""
     trainer = Trainer(job)
     try:
-        return trainer.fit()
+        return trainer.fit(resume_from)
     finally:
         trainer.close()
