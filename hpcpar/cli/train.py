@@ -1,6 +1,8 @@
 """Train the network of a configuration file on all ranks of the job.
 
 The same command runs on one process and under mpiexec or srun; the table [mesh] says what the ranks are for.
+
+SIGUSR1 or SIGTERM to any rank: all ranks save a checkpoint at the same step, and exit with status 75 (try again).
 """
 
 from __future__ import annotations
@@ -14,6 +16,11 @@ PARALLEL = True
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_job_arguments(parser)
+    parser.add_argument(
+        "--resume",
+        metavar="auto|DIR",
+        help="go on from the newest whole checkpoint: of the run directory (auto), or of a run or checkpoint named",
+    )
 
 
 def add_job_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,15 +37,19 @@ def add_job_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Load the configuration, train, and leave the pictures in the run directory."""
+    """Load the configuration, train, and leave the pictures in the run directory; 75 after a request to stop."""
     from hpcpar.train.config import load_job
 
     job = load_job(args.job, args.overrides)
 
+    from hpcpar.train.signals import EXIT_REQUEUE, Interrupted
     from hpcpar.train.trainer import train
     from hpcpar.transport import system
 
-    train(job)
+    try:
+        train(job, args.resume)
+    except Interrupted:
+        return EXIT_REQUEUE
     if system.world()[0] == 0:
         _draw(job.run.dir)
     return 0

@@ -46,9 +46,8 @@ def make_model(settings: config.UNet3d | config.CosmoFlow) -> nn.Module:
             settings.channels, settings.classes, settings.base, settings.levels, settings.batch_norm, settings.norm_scope,
             settings.dropout,
         )  # fmt: skip
-    return CosmoFlow(
-        settings.width, settings.channels, settings.outputs, settings.batch_norm, settings.norm_scope, settings.dropout
-    )
+    s = settings
+    return CosmoFlow(s.width, s.channels, s.outputs, s.batch_norm, s.norm_scope, s.dropout, s.base)
 
 
 def make_loss(settings: Any) -> Loss:

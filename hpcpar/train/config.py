@@ -38,6 +38,7 @@ class Run:
     device: Literal["cpu", "gpu"] = "cpu"
     log_every: int = number(10, least=1)  # steps between records of metrics.jsonl
     validate_every: int = number(0, least=0)  # steps between validations; 0: after the last step only
+    watchdog: float = number(1800.0, least=0.0)  # seconds without progress after which a run is ended; 0: never
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.epochs is not None:
@@ -66,6 +67,7 @@ class CosmoFlow:
     width: int = number(128, least=1)  # edge of the cube in voxels
     channels: int = number(4, least=1)  # redshifts
     outputs: int = number(4, least=1)  # cosmological parameters
+    base: int = number(16, least=1)  # filters of the first convolution; all others are multiples
     batch_norm: bool = False
     norm_scope: Literal["rank", "sample", "all"] = "all"
     dropout: float = number(0.2, least=0.0, most=1.0)
@@ -231,16 +233,11 @@ class L1:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """[checkpoint]: names kept for checkpoints, which this version does not write."""
+    """[checkpoint]: everything that is needed to go on, in the folder ``checkpoints`` of the run directory."""
 
-    every: int = number(0, least=0)
-    keep: int = number(3, least=1)
-    async_: bool = field(default=False, metadata={"key": "async"})
-
-    def __post_init__(self) -> None:
-        changed = [f.metadata.get("key", f.name) for f in fields(self) if getattr(self, f.name) != f.default]
-        if changed:
-            raise ValueError(f"{', '.join(changed)}: this version writes no checkpoints; remove the key")
+    every: int = number(0, least=0)  # steps between checkpoints, and one after the last; 0: when asked by a signal only
+    keep: int = number(3, least=1)  # so many stay
+    async_: bool = field(default=False, metadata={"key": "async"})  # write in the background while training goes on
 
 
 @dataclass(frozen=True)

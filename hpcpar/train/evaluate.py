@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ class Segmentation:
         self.counts += comm.all_reduce(counts).reshape(self.classes, self.classes)
 
     def figures(self) -> dict[str, float]:
-        """Return ``dice`` (mean over the classes but background) and ``dice_<class>``; a class nobody has is left out."""
+        """Return ``dice`` (mean over the classes but background) and ``dice_<class>``; absent classes are left out."""
         hits, sums = np.diag(self.counts), self.counts.sum(axis=0) + self.counts.sum(axis=1)
         scores = {k: float(2 * hits[k] / sums[k]) for k in range(self.classes) if sums[k]}
         foreground = [score for k, score in scores.items() if k > 0]
@@ -73,18 +74,29 @@ class Regression:
 
 
 def evaluate(
-    model: Module, batches: Batches, loss: Any, score: Segmentation | Regression, prefix: str
+    model: Module,
+    batches: Batches,
+    loss: Any,
+    score: Segmentation | Regression,
+    prefix: str,
+    between: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
-    """Return the mean loss over samples and the figures of `score`, names with `prefix`. Collective."""
+    """Return the mean loss over samples and the figures of `score`, names with `prefix`. Collective.
+
+    After each batch `between` is called; what it raises, on all ranks, ends the evaluation.
+    """
     training = model.training
     model.eval()
     total, samples = 0.0, 0
-    with no_grad():
-        for x, y in batches:
-            output = model(x)
-            total += float(loss(output, y)) * x.shape[0]
-            samples += x.shape[0]
-            score.add(output, y)
-    model.train(training)
+    try:
+        with no_grad():
+            for x, y in batches:
+                output = model(x)
+                total += float(loss(output, y)) * x.shape[0]
+                samples += x.shape[0]
+                score.add(output, y)
+                between()
+    finally:
+        model.train(training)
     figures = {"loss": total / samples if samples else float("nan"), **score.figures()}
     return {f"{prefix}{name}": value for name, value in figures.items()}

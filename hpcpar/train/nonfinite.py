@@ -9,6 +9,10 @@ from hpcpar.nn import Module
 from hpcpar.tensors import Tensor
 
 
+class NotFinite(FloatingPointError):
+    """A loss or a gradient is NaN or infinite; raised on all ranks."""
+
+
 def is_finite(x: Tensor) -> bool:
     """Whether every element on every rank is finite; the same answer everywhere. Collective."""
     return x.mesh.world.agree(bool(np.isfinite(x.shard).all()), "all")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hpcpar.data.files import replaced
 from hpcpar.optim.clip import counts_here
 from hpcpar.tensors import Tensor
 from hpcpar.transport import Comm
@@ -40,15 +42,22 @@ class RunDirectory:
         Made where it is missing. ``metrics.jsonl`` of an earlier run is kept under a number.
     comm : Comm
         All ranks.
+    records_until : int, optional
+        The run goes on: records of ``metrics.jsonl`` up to this step stay, later ones will be made again.
     """
 
-    def __init__(self, path: str, comm: Comm) -> None:
+    def __init__(self, path: str, comm: Comm, records_until: int | None = None) -> None:
         self.path, self.comm = Path(path), comm
-        on_root(comm, self._prepare)
+        on_root(comm, lambda: self._prepare(records_until))
 
-    def _prepare(self) -> None:
+    def _prepare(self, records_until: int | None) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
         metrics = self.path / "metrics.jsonl"
+        if records_until is not None:
+            lines = metrics.read_text(encoding="utf-8").splitlines(keepends=True) if metrics.exists() else []
+            with replaced(metrics) as aside:
+                aside.write_text("".join(line for line in lines if _step_of(line) <= records_until), encoding="utf-8")
+            return
         if metrics.exists() and metrics.stat().st_size:
             number = 1
             while (self.path / f"metrics.{number}.jsonl").exists():
@@ -75,8 +84,8 @@ class RunDirectory:
     def write_tensors(self, name: str, tensors: dict[str, Tensor], attributes: dict[str, Any] | None = None) -> Path:
         """Write tensors as whole datasets of one HDF5 file, every block by its owner. Collective.
 
-        Ranks take turns, since several serial HDF5 libraries may not write one file at once; no rank ever holds more than
-        its own shard. Replicas are written once.
+        Ranks take turns, since several serial HDF5 libraries may not write one file at once; no rank ever holds more
+        than its own shard. Replicas are written once.
         """
         target, aside = self.path / name, self.path / f".{name}.part"
         on_root(self.comm, lambda: _create(aside, tensors, attributes or {}))
@@ -93,6 +102,14 @@ class RunDirectory:
             raise errors[0]
         on_root(self.comm, lambda: os.replace(aside, target))
         return target
+
+
+def _step_of(line: str) -> float:
+    """Step of a line of ``metrics.jsonl``; infinite for one that a crash has cut."""
+    try:
+        return json.loads(line)["step"]
+    except ValueError:
+        return math.inf
 
 
 def _create(path: Path, tensors: dict[str, Tensor], attributes: dict[str, Any]) -> None:
