@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from hpcpar.kernels.outline.array import NotKnown
+from hpcpar.kernels.outline.arrays import NotKnown
 from hpcpar.plan.dry import Task, dry_run
 from hpcpar.plan.table import amount
 from hpcpar.plan.virtual import VirtualMesh

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from . import rules
-from .array import Outline, empty, empty_as
+from .arrays import Outline, empty, empty_as
 from .functions import ascontiguousarray, concatenate, empty_like, full_like, stack, where
 from .ledger import Ledger, keeping
 

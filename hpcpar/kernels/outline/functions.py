@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .array import Outline, empty, empty_as
+from .arrays import Outline, empty, empty_as
 
 TABLE: dict[Callable, Callable] = {}
 
@@ -61,9 +61,7 @@ def concatenate(arrays: Sequence[Any], axis: int = 0, **_: Any) -> Outline:
 
 @stands_for(np.stack)
 def stack(arrays: Sequence[Any], axis: int = 0, **_: Any) -> Outline:
-    shape = list(arrays[0].shape)
-    shape.insert(axis if axis >= 0 else axis + len(shape) + 1, len(arrays))
-    return empty(shape, _dtype(*arrays))
+    return concatenate([np.expand_dims(a, axis) for a in arrays], axis)
 
 
 @stands_for(np.take)

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..generic.conv import check
 from ..generic.pool import index_dtype, pool_sizes
-from .array import Outline, empty, empty_as
+from .arrays import Outline, empty, empty_as
 
 Array = Any
 Shape = Sequence[int]

@@ -157,10 +157,11 @@ class Outline(np.lib.mixins.NDArrayOperatorsMixin):
 
     def _reduced(self, name: str, axis: Any = None, keepdims: bool = False, dtype: Any = None, **_: Any) -> Any:
         axes = range(self.ndim) if axis is None else [a % self.ndim for a in np.atleast_1d(axis)]
-        shape = [1 if d in axes else n for d, n in enumerate(self.shape) if keepdims or d not in axes]
         options = {} if dtype is None else {"dtype": dtype}
         result = getattr(np.zeros(1, self.dtype), name)(**options).dtype
-        return empty(shape, result)
+        shape = [1 if d in axes else n for d, n in enumerate(self.shape)]
+        made = empty(shape, result) if name.startswith("arg") else empty_as(self, result, shape)
+        return made if keepdims else made[tuple(0 if d in axes else slice(None) for d in range(self.ndim))]
 
     def sum(self, axis: Any = None, **options: Any) -> Any:
         """Return the sum along `axis`; the following likewise."""
