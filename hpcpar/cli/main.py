@@ -18,7 +18,7 @@ from hpcpar.launch.environment import set_threads
 from hpcpar.launch.process import lost_ranks
 from hpcpar.version import __version__
 
-COMMANDS = ("train", "data", "summary", "plot", "info")
+COMMANDS = ("train", "submit", "data", "summary", "plot", "info")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
