@@ -164,7 +164,7 @@ def conv_backward_weight(
         n = min(tile, rows - a)
         _gather(col, view, rows_shape, a, a + n)
         _gather(part, grads, rows_shape, a, a + n)
-        total += np.matmul(col[:, :n].swapaxes(1, 2), part[:, :n])
+        total += xp.matmul(col[:, :n].swapaxes(1, 2), part[:, :n])
     total = total.reshape(groups, *kernel, cg, oc // groups)
     dw[...] = xp.moveaxis(total, -1, 1).reshape(oc, *kernel, cg).transpose(0, nd + 1, *range(1, nd + 1))
     return dw
@@ -205,7 +205,7 @@ def _convolve(x: Array, w: Array, bias: Array | None, stride: Sequence[int], lo:
         n = min(tile, rows - a)
         _gather(col, view, rows_shape, a, a + n)
         col[:, n:] = 0
-        np.matmul(col, weight, out=part)
+        xp.matmul(col, weight, out=part)
         at = 0
         for box in boxes(rows_shape, a, a + n):
             sizes = tuple(s.stop - s.start for s in box)
