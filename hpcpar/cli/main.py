@@ -10,12 +10,14 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from importlib import import_module
 from typing import Any, NoReturn
 
 from hpcpar.cli import ending, findings
 from hpcpar.launch.environment import set_threads
 from hpcpar.launch.process import lost_ranks
+from hpcpar.train.signals import held_back
 from hpcpar.version import __version__
 
 COMMANDS = ("train", "submit", "data", "summary", "plot", "info")
@@ -33,9 +35,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = _parser().parse_args(argv)
         if not args.command.PARALLEL and ending.launched_rank() > 0:
             return 0
-        if args.command.PARALLEL:
-            _start_mpi(for_work=args.command.__name__ != "hpcpar.cli.info")  # which itself says what is amiss
-        return args.command.run(args)
+        with held_back() if args.command.__name__ == "hpcpar.cli.train" else nullcontext():
+            if args.command.PARALLEL:
+                _start_mpi(for_work=args.command.__name__ != "hpcpar.cli.info")  # which itself says what is amiss
+            return args.command.run(args)
     except BrokenPipeError:  # the reader of a pipe has seen enough
         return 0
     except ending.USER_ERRORS as error:

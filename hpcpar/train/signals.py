@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
@@ -47,6 +49,7 @@ class StopSignals:
         """Begin to take notes. Python allows that in the main thread only; elsewhere nothing is installed."""
         if threading.current_thread() is threading.main_thread() and not self._before:
             self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # see held_back
 
     def remove(self) -> None:
         """Give the signals back their meaning of before."""
@@ -56,3 +59,22 @@ class StopSignals:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.asked = True
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Let SIGUSR1 wait for `StopSignals.install`: where there is no handler yet, it would end the process.
+
+    Loading libraries and building a model takes a while, and the warning before the time limit may come meanwhile.
+    SIGTERM is let through: ending a process that has nothing to save is what it is for.
+    """
+    warning = {signal.SIGUSR1}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, warning)
+    try:
+        yield
+    finally:
+        if warning & signal.sigpending():  # nobody took it, and now it is late
+            handler = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            signal.signal(signal.SIGUSR1, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
