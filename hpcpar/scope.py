@@ -10,14 +10,11 @@ def current() -> str:
     return _names[-1] if _names else ""
 
 
-def enter(name: str) -> None:
-    """Say that the module `name` starts."""
-    _names.append(name)
+enter = _names.append
+"""Say that the module of a name starts."""
 
-
-def leave() -> None:
-    """Say that the module entered last is done."""
-    _names.pop()
+leave = _names.pop
+"""Say that the module entered last is done."""
 
 
 def name_error(error: Exception) -> None:

@@ -79,6 +79,8 @@ class Signature:
 
     def with_partial(self, partial: tuple[str, ...]) -> Signature:
         """Return the signature with the given partial axes instead."""
+        if partial == self.partial:
+            return self
         return signature(self.mesh, self.shape, Layout(*self.dims, partial=partial))
 
     def with_shape(self, shape: tuple[int, ...], dims: tuple[tuple[str, ...], ...] | None = None) -> Signature:

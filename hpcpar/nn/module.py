@@ -53,10 +53,8 @@ class Module:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         scope.enter(self.full_name or type(self).__name__)
         try:
-            for hook in self._before:
-                changed = hook(self, args)
-                if changed is not None:
-                    args = changed if isinstance(changed, tuple) else (changed,)
+            if self._before:
+                args = self._prepared(args)
             if self.layout is not None:
                 args = (self._moves.bring(self.full_name, args[0], self.layout), *args[1:])
             result = self.forward(*args, **kwargs)
@@ -72,6 +70,13 @@ class Module:
             scope.leave()
         return result
 
+    def _prepared(self, args: tuple) -> tuple:
+        for hook in self._before:
+            changed = hook(self, args)
+            if changed is not None:
+                args = changed if isinstance(changed, tuple) else (changed,)
+        return args
+
     # ---- the tree
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -84,49 +89,33 @@ class Module:
         elif isinstance(value, Module):
             self.add_module(name, value)
         elif name in self._buffers and (value is None or isinstance(value, Tensor)):
-            self._buffers[name] = value
+            self._place(self._buffers, name, value)
         elif name in self._parameters or name in self._modules:
             if value is not None:
                 raise TypeError(f"{name!r} of {type(self).__name__} takes a parameter or module, or None")
-            self._registry_of(name)[name] = None
+            self._place(self._parameters if name in self._parameters else self._modules, name, None)
         else:
             object.__setattr__(self, name, value)
 
-    def __getattr__(self, name: str) -> Any:
-        own = self.__dict__
-        for registry in _REGISTRIES:
-            if registry in own and name in own[registry]:
-                return own[registry][name]
-        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-
     def __delattr__(self, name: str) -> None:
-        registry = self._registry_of(name)
-        if registry is None:
-            object.__delattr__(self, name)
-        else:
-            del registry[name]
+        object.__delattr__(self, name)
+        for registry in _REGISTRIES:
+            self.__dict__[registry].pop(name, None)
 
-    def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *(n for registry in _REGISTRIES for n in self.__dict__.get(registry, ()))})
-
-    def _registry_of(self, name: str) -> dict[str, Any] | None:
-        return next((self.__dict__[r] for r in _REGISTRIES if name in self.__dict__[r]), None)
-
-    def _claim(self, name: str, registry: dict[str, Any]) -> None:
-        """Make sure that `name` can be an attribute of one kind only."""
+    def _place(self, registry: dict[str, Any], name: str, value: Any) -> None:
+        """Enter a value in one registry, for walks over the tree, and as an attribute, for quick access."""
         if not name or "." in name:
             raise KeyError(f"a parameter, buffer or module has a name without dots, got {name!r}")
         for other in _REGISTRIES:
             if self.__dict__[other] is not registry:
                 self.__dict__[other].pop(name, None)
-        self.__dict__.pop(name, None)
+        registry[name] = self.__dict__[name] = value
 
     def register_parameter(self, name: str, parameter: Parameter | None) -> None:
         """Add a parameter, or None where an optional one is absent."""
         if parameter is not None and not isinstance(parameter, Parameter):
             raise TypeError(f"parameter {name!r} of {type(self).__name__} is a {type(parameter).__name__}")
-        self._claim(name, self._parameters)
-        self._parameters[name] = parameter
+        self._place(self._parameters, name, parameter)
         if parameter is not None:
             parameter.name = _join(self.full_name, name)
 
@@ -134,16 +123,14 @@ class Module:
         """Add a tensor that is not trained; `state_dict` has it where it is `persistent`."""
         if tensor is not None and (not isinstance(tensor, Tensor) or tensor.is_parameter):
             raise TypeError(f"buffer {name!r} of {type(self).__name__} is a {type(tensor).__name__}, not a Tensor")
-        self._claim(name, self._buffers)
-        self._buffers[name] = tensor
+        self._place(self._buffers, name, tensor)
         (self._transient.discard if persistent else self._transient.add)(name)
 
     def add_module(self, name: str, module: Module | None) -> None:
         """Add a sub-module."""
         if module is not None and not isinstance(module, Module):
             raise TypeError(f"module {name!r} of {type(self).__name__} is a {type(module).__name__}")
-        self._claim(name, self._modules)
-        self._modules[name] = module
+        self._place(self._modules, name, module)
         if module is not None:
             module._take_name(_join(self.full_name, name))
 

@@ -227,6 +227,14 @@ class GradientSync:
                 data *= data.dtype.type(scale)
         self._reset()
 
+    def discard(self) -> None:
+        """Give up a backward that is not to be finished, and drop all gradients. Collective."""
+        for bucket in self._sent:
+            bucket.reduction.wait()
+        for _, parameter in self._named:
+            parameter.grad = None
+        self._reset()
+
     def close(self) -> None:
         """Take the hooks from the parameters."""
         for _, parameter in self._named:

@@ -209,3 +209,16 @@ def test_misuse_is_named(mesh):
         sync.backward(mean_loss(net, x, y), weight=0)
     with pytest.raises(ValueError, match="'zero' or 'skip'"):
         GradientSync(net, unused="ignore")
+
+
+def test_a_discarded_backward_leaves_nothing_behind(mesh):
+    net, x, y = network(), array(7, 6), array(7, 3, seed=2)
+    sync = GradientSync(net, bucket_bytes=100)
+    sync.backward(mean_loss(net, x, y))
+    expected = gradients(net)
+    net.zero_grad()
+    mean_loss(net, 5 * x, y).backward()
+    sync.discard()
+    assert all(parameter.grad is None for parameter in net.parameters())
+    sync.backward(mean_loss(net, x, y))
+    assert all(np.array_equal(value, expected[name]) for name, value in gradients(net).items())
