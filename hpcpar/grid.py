@@ -185,7 +185,7 @@ class Grid:
         return self
 
     def __exit__(self, *exc: Any) -> None:
-        _stack.remove(self)
+        del _stack[len(_stack) - 1 - _stack[::-1].index(self)]  # the innermost use
 
 
 def resolve_lengths(axes: Mapping[str, int], ranks: int) -> dict[str, int]:

@@ -92,6 +92,7 @@ class Mesh(Grid):
         self._subs.clear()
         self._comms.clear()
         self._signatures.clear()
+        _stack[:] = [mesh for mesh in _stack if mesh is not self]
         if self._handle != MPI.COMM_NULL:
             self._handle.Free()
             _live -= 1
