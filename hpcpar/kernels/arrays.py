@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -47,18 +47,19 @@ def empty_channels_last(shape: Sequence[int], dtype: Any, like: Array = None) ->
     like : array, optional
         The new array is made by the module (NumPy or CuPy) of this array.
     """
-    xp = array_module(like)
-    if len(shape) < 3:
-        return xp.empty(tuple(shape), dtype)
-    return xp.moveaxis(xp.empty((shape[0], *shape[2:], shape[1]), dtype), -1, 1)
+    return _first_to_last(array_module(like).empty, shape, dtype)
 
 
 def zeros_channels_last(shape: Sequence[int], dtype: Any, like: Array = None) -> Array:
     """As `empty_channels_last`, filled with zeros."""
-    xp = array_module(like)
-    if len(shape) < 3:
-        return xp.zeros(tuple(shape), dtype)
-    return xp.moveaxis(xp.zeros((shape[0], *shape[2:], shape[1]), dtype), -1, 1)
+    return _first_to_last(array_module(like).zeros, shape, dtype)
+
+
+def _first_to_last(create: Callable, shape: Sequence[int], dtype: Any) -> Array:
+    nd = len(shape)
+    if nd < 3:
+        return create(tuple(shape), dtype)
+    return create((shape[0], *shape[2:], shape[1]), dtype).transpose(0, nd - 1, *range(1, nd - 1))
 
 
 def last(a: Array) -> Array:

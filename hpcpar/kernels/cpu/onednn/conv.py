@@ -9,6 +9,7 @@ Calls that are not served here are declined, by NotImplemented.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -44,11 +45,12 @@ def conv_forward(x: Array, w: Array, bias: Array | None, stride: Sequence[int], 
                  dilation: Sequence[int], groups: int = 1, out: Array | None = None,
                  slope: float | None = None) -> Array:
     """See the reference, `hpcpar.kernels.generic.conv.conv_forward`."""
-    sizes = check(x, w, stride, padding, dilation, groups)
-    shape = (x.shape[0], w.shape[0], *sizes)
+    shape = (x.shape[0], w.shape[0], *check(x, w, stride, padding, dilation, groups))
     if x.dtype != np.float32 or w.dtype != np.float32 or (out is not None and out.shape != shape):
         return NotImplemented
-    source, before, after = fit(x, w.shape[2:], sizes, stride, [lo for lo, _ in padding], dilation)
+    cut, before, after = fit(x.shape[2:], w.shape[2:], shape[2:], tuple(stride), tuple(lo for lo, _ in padding),
+                             tuple(dilation))
+    source = to_channels_last(x if cut is None else x[cut])
     if 0 in shape or 0 in source.shape or 0 in w.shape:
         return NotImplemented
     pass_ = _prepare("forward", source.shape, w, shape, stride, before, after, dilation, groups, bias is not None,
@@ -57,11 +59,11 @@ def conv_forward(x: Array, w: Array, bias: Array | None, stride: Sequence[int], 
         return NotImplemented
     dense = out is not None and out.dtype == np.float32 and is_channels_last(out)
     y = out if dense else empty_channels_last(shape, np.float32)
-    addresses = [address(source), pass_.weights(w)]
-    if bias is not None:
+    if bias is None:
+        pass_.primitive(address(source), pass_.weights(w), address(y))
+    else:
         bias = np.ascontiguousarray(bias, np.float32)
-        addresses.append(address(bias))
-    pass_.primitive(*addresses, address(y))
+        pass_.primitive(address(source), pass_.weights(w), address(bias), address(y))
     if out is None or dense:
         return y
     out[...] = y
@@ -74,9 +76,9 @@ def conv_backward_data(dy: Array, w: Array, x_shape: Sequence[int], stride: Sequ
     x_shape = tuple(x_shape)
     if dy.dtype != np.float32 or w.dtype != np.float32 or 0 in dy.shape or 0 in x_shape or 0 in w.shape:
         return NotImplemented
-    lo = [before for before, _ in padding]
-    used, before, after = _used(x_shape[2:], w.shape[2:], dy.shape[2:], stride, lo, dilation)
-    inner = (*x_shape[:2], *(s.stop - s.start for s in used))
+    cut, before, after = fit(x_shape[2:], w.shape[2:], dy.shape[2:], tuple(stride), tuple(lo for lo, _ in padding),
+                             tuple(dilation))
+    inner = x_shape if cut is None else (*x_shape[:2], *(s.stop - s.start for s in cut[2:]))
     if 0 in inner:
         return NotImplemented
     source = to_channels_last(dy)
@@ -85,10 +87,10 @@ def conv_backward_data(dy: Array, w: Array, x_shape: Sequence[int], stride: Sequ
         return NotImplemented
     part = empty_channels_last(inner, np.float32)
     pass_.primitive(address(source), pass_.weights(w), address(part))
-    if inner == x_shape:
+    if cut is None:
         return part
     dx = zeros_channels_last(x_shape, np.float32)
-    dx[(slice(None), slice(None), *used)] = part
+    dx[cut] = part
     return dx
 
 
@@ -98,10 +100,11 @@ def conv_backward_weight(x: Array, dy: Array, w_shape: Sequence[int], stride: Se
     w_shape = tuple(w_shape)
     if x.dtype != np.float32 or dy.dtype != np.float32 or 0 in dy.shape or 0 in x.shape or 0 in w_shape:
         return NotImplemented
-    source, before, after = fit(x, w_shape[2:], dy.shape[2:], stride, [lo for lo, _ in padding], dilation)
+    cut, before, after = fit(x.shape[2:], w_shape[2:], dy.shape[2:], tuple(stride), tuple(lo for lo, _ in padding),
+                             tuple(dilation))
+    source, grad = to_channels_last(x if cut is None else x[cut]), to_channels_last(dy)
     if 0 in source.shape:
         return NotImplemented
-    grad = to_channels_last(dy)
     nd = x.ndim - 2
     dw = np.empty((*w_shape[2:], w_shape[1], w_shape[0]), np.float32).transpose(nd + 1, nd, *range(nd))
     pass_ = _prepare("backward_weights", source.shape, dw, grad.shape, stride, before, after, dilation, groups)
@@ -114,6 +117,26 @@ def conv_backward_weight(x: Array, dy: Array, w_shape: Sequence[int], stride: Se
         pass_.primitive(address(source), address(grad), own)
         pass_.convert(own, address(dw))
     return dw
+
+
+@functools.lru_cache(4096)
+def fit(spatial: tuple[int, ...], kernel: tuple[int, ...], out: tuple[int, ...], stride: tuple[int, ...],
+        lo: tuple[int, ...], dilation: tuple[int, ...],
+        ) -> tuple[tuple[slice, ...] | None, tuple[int, ...], tuple[int, ...]]:
+    """How the input must be cut for oneDNN (None: not at all), and the paddings with which the sizes fit exactly.
+
+    A negative padding after the input is kept where it is smaller than a stride: oneDNN knows unused last inputs.
+    """
+    cuts, before, after = [], [], []
+    for n, k, o, s, b, d in zip(spatial, kernel, out, stride, lo, dilation, strict=True):
+        start = min(n, max(0, -b))
+        need = (o - 1) * s + (k - 1) * d + 1 - max(0, b)  # inputs from `start` on up to the last one read
+        stop = n if need - (n - start) > -s else start + max(0, need)
+        cuts.append(slice(start, stop))
+        before.append(max(0, b))
+        after.append(need - (stop - start))
+    whole = all(c.start == 0 and c.stop == n for c, n in zip(cuts, spatial, strict=True))
+    return None if whole else (slice(None), slice(None), *cuts), tuple(before), tuple(after)
 
 
 class _Pass:
@@ -129,30 +152,6 @@ class _Pass:
         own = thread().buffer("weights", self.nbytes)
         self.convert(address(w), own)
         return own
-
-
-def fit(x: Array, kernel: Sequence[int], out: Sequence[int], stride: Sequence[int], lo: Sequence[int],
-        dilation: Sequence[int]) -> tuple[Array, tuple[int, ...], tuple[int, ...]]:
-    """The part of x that a convolution reads, dense, and the exact paddings around it."""
-    used, before, after = _used(x.shape[2:], kernel, out, stride, lo, dilation)
-    return to_channels_last(x[(slice(None), slice(None), *used)]), before, after
-
-
-def _used(spatial: Sequence[int], kernel: Sequence[int], out: Sequence[int], stride: Sequence[int],
-          lo: Sequence[int], dilation: Sequence[int]) -> tuple[tuple[slice, ...], tuple[int, ...], tuple[int, ...]]:
-    """Per dim: the inputs to keep, and the paddings before and after them with which the sizes fit exactly.
-
-    A negative padding after the input is kept where it is smaller than a stride: oneDNN knows unused last inputs.
-    """
-    slices, before, after = [], [], []
-    for n, k, o, s, b, d in zip(spatial, kernel, out, stride, lo, dilation, strict=True):
-        start = min(n, max(0, -b))
-        need = (o - 1) * s + (k - 1) * d + 1 - max(0, b)  # inputs from `start` on up to the last one read
-        stop = n if need - (n - start) > -s else start + max(0, need)
-        slices.append(slice(start, stop))
-        before.append(max(0, b))
-        after.append(need - (stop - start))
-    return tuple(slices), tuple(before), tuple(after)
 
 
 def _prepare(kind: str, source: tuple[int, ...], w: Array, other: tuple[int, ...], stride: Sequence[int],

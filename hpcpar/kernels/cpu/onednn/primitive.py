@@ -135,7 +135,7 @@ class Thread(threading.local):
         self._stream = Handle(library, "dnnl_stream_create", "dnnl_stream_destroy", library.engine, _IN_ORDER)
         self.stream = self._stream.handle
         self._cache: OrderedDict[Hashable, Any] = OrderedDict()
-        self._buffers: dict[str, np.ndarray] = {}
+        self._buffers: dict[str, tuple[int, int, np.ndarray]] = {}  # size, aligned start, memory
 
     def cached(self, key: Hashable, build: Callable[[], Any]) -> Any:
         """The object built for ``key``; the longest unused one is dropped beyond CAPACITY."""
@@ -150,11 +150,13 @@ class Thread(threading.local):
 
     def buffer(self, name: str, nbytes: int) -> int:
         """Address of a growing buffer, aligned to a cache line; its content lasts until the next use of the name."""
-        held = self._buffers.get(name)
-        if held is None or held.nbytes < nbytes + _ALIGNMENT:
-            held = self._buffers[name] = np.empty(nbytes + _ALIGNMENT, np.uint8)
-        start = address(held)
-        return start + -start % _ALIGNMENT
+        size, start, _ = self._buffers.get(name, (-1, 0, None))
+        if size < nbytes:
+            held = np.empty(nbytes + _ALIGNMENT, np.uint8)
+            start = address(held)
+            start += -start % _ALIGNMENT
+            self._buffers[name] = (nbytes, start, held)
+        return start
 
 
 @functools.cache
