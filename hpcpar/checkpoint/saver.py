@@ -6,6 +6,7 @@ index and manifest and publishes the checkpoint. A blocking save is the same wit
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -130,7 +131,7 @@ class Saver:
             Shapes under which torch knows arrays, where they differ.
         """
         self.finish()
-        self._step, self._state, self._reports = step, dict(state), None
+        self._step, self._state, self._reports = step, copy.deepcopy(dict(state)), None
         aside, error = None, None
         if self.comm.rank == 0:
             try:
