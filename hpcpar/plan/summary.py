@@ -117,11 +117,16 @@ def stated_memory(task: Task, lines: Iterable[Line]) -> int:
     """Return the bytes of one sample by the rule of Oyama et al.: arrays and error signals of equal size, in float32.
 
     Counted are the input and its copy, and the result of each convolution, activation and pooling; for a U-Net also of
-    each normalisation, transposed convolution and concatenation. What comes behind the last volume is not counted.
+    each normalisation, transposed convolution and concatenation, and of the softmax over classes, be it a part of the
+    loss. What comes behind the last volume is not counted.
     """
+    lines = [line for line in lines if len(line.operand.shape) == len(task.input)]
     elements = 2 * np.prod(task.input[1:], dtype=int)
+    classes = [line.operand for line in lines if line.op in ("softmax", "log_softmax", "cross_entropy")]
+    if classes:
+        elements += classes[0].size // classes[0].shape[0]
     for line in lines:
-        if len(line.out.shape) == len(task.input) and line.op in _COUNTED:
+        if line.op in _COUNTED:
             elements += line.out.size // line.out.shape[0]
             if fused_activation(line):
                 elements += (line.operand if "pool" in line.op else line.out).size // line.out.shape[0]

@@ -1,0 +1,84 @@
+"""Two small tasks, and their training step for real, to compare dry runs with."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from hpcpar import functional as F
+from hpcpar import optim
+from hpcpar.mesh import Mesh
+from hpcpar.models import CosmoFlow, UNet3d, place
+from hpcpar.nn import Module
+from hpcpar.optim import Optimizer
+from hpcpar.parallel import GradientSync
+from hpcpar.plan.dry import Task
+from hpcpar.signature import signature
+from hpcpar.tensors import Tensor
+
+
+def cosmoflow(width: int = 32, batch: int = 3, batch_norm: bool = False) -> Task:
+    """CosmoFlow with clipping."""
+    return Task(
+        lambda: CosmoFlow(width, batch_norm=batch_norm),
+        F.mse_loss,
+        (batch, 4, width, width, width),
+        (batch, 4),
+        optimizer=lambda model: optim.AdamW(model, 1e-3),
+        clip=1.0,
+    )
+
+
+def unet(width: int = 16, batch: int = 3, base: int = 4, batch_norm: bool = True, dice: bool = True) -> Task:
+    """U-Net of two levels with dropout at the bottom, for three classes."""
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        total = F.cross_entropy(output, target)
+        return total + F.dice_loss(F.softmax(output, 1), target) if dice else total
+
+    return Task(
+        lambda: UNet3d(1, 3, base, 2, batch_norm=batch_norm, dropout=0.1),
+        loss,
+        (batch, 1, width, width, width),
+        (batch, width, width, width),
+        optimizer=lambda model: optim.SGD(model, 1e-3, momentum=0.9),
+    )
+
+
+class RealStep:
+    """A task on a real mesh: made once, run any number of times."""
+
+    def __init__(self, task: Task, mesh: Mesh) -> None:
+        self.task, self.mesh = task, mesh
+        with mesh:
+            self.model: Module = task.model()
+        place(self.model, mesh, task.spread)
+        self.optimizer: Optimizer = task.optimizer(self.model)
+        self.sync = GradientSync(self.model)
+
+    def __call__(self) -> None:
+        task, mesh = self.task, self.mesh
+        x_layout, y_layout = task.layouts(mesh)
+        x = signature(mesh, task.input, x_layout)
+        y = signature(mesh, task.target, y_layout)
+        memory = np.ones((x.local_shape[0], *x.local_shape[2:], x.local_shape[1]), task.dtype)
+        target = np.zeros(y.local_shape, np.int64 if task.labels else task.dtype)
+        loss = task.loss(self.model(Tensor(np.moveaxis(memory, -1, 1), x)), Tensor(target, y))
+        self.sync.backward(loss)
+        if task.clip:
+            optim.clip_grad_norm_(self.model, task.clip)
+        self.optimizer.step()
+
+
+@pytest.fixture(scope="session")
+def tasks() -> SimpleNamespace:
+    """Makers of tasks: ``cosmoflow(width, batch, ...)`` and ``unet(width, batch, ...)``."""
+    return SimpleNamespace(cosmoflow=cosmoflow, unet=unet)
+
+
+@pytest.fixture(scope="session")
+def real_step() -> type[RealStep]:
+    """``real_step(task, mesh)()`` takes a step."""
+    return RealStep

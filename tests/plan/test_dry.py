@@ -1,0 +1,105 @@
+"""Dry runs against real steps: the same messages on every rank, the memory that was measured."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from math import prod
+
+import pytest
+
+from hpcpar import random
+from hpcpar.mesh import Mesh
+from hpcpar.plan.dry import Messages, add, dry_run
+from hpcpar.transport import counter
+
+MESHES = (
+    {"batch": 1},
+    {"batch": 2},
+    {"depth": 2},
+    {"depth": 3},
+    {"height": 2, "width": 2},
+    {"batch": 2, "depth": 2},
+    {"model": 2},
+    {"model": 2, "depth": 2},
+)
+NAMES = ["x".join(f"{axis}{n}" for axis, n in shape.items()) for shape in MESHES]
+ON_MESHES = [
+    pytest.param(shape, id=name, marks=pytest.mark.ranks(exactly=prod(shape.values())))
+    for shape, name in zip(MESHES, NAMES, strict=True)
+]
+
+
+TASKS = ("CosmoFlow", "CosmoFlow with batch norm", "U-Net", "U-Net with batch norm")
+
+
+@pytest.fixture(params=TASKS)
+def task(request, tasks):
+    batch_norm = "batch norm" in request.param
+    if "CosmoFlow" in request.param:
+        return tasks.cosmoflow(16 if batch_norm else 32, batch_norm=batch_norm)
+    return tasks.unet(batch_norm=batch_norm)
+
+
+@pytest.mark.parametrize("shape", ON_MESHES)
+def test_a_dry_run_counts_exactly_the_messages_of_a_real_step_on_every_rank(task, real_step, shape) -> None:
+    mesh = Mesh(**shape)
+    step = real_step(task, mesh)
+    with counter.counting() as real:
+        step()
+    bill = dry_run(task, shape, mesh.rank)
+    assert bill.messages == real
+    assert bool(real) == (mesh.size > 1)
+    mesh.free()
+
+
+@pytest.mark.serial
+@pytest.mark.parametrize("shape", MESHES, ids=NAMES)
+def test_the_parts_of_a_bill_add_up_to_it(task, shape) -> None:
+    bill = dry_run(task, shape)
+    parts: Messages = {}
+    for messages in (bill.gradients, bill.rest, *(m for line in bill.lines for m in (line.forward, line.backward))):
+        add(parts, messages)
+    assert parts.keys() == bill.messages.keys()
+    for key, tally in bill.messages.items():
+        assert parts[key].messages == tally.messages
+        assert parts[key].bytes == pytest.approx(tally.bytes, rel=1e-12)
+
+
+@pytest.mark.ranks(exactly=(1, 2))
+@pytest.mark.parametrize("name", ["CosmoFlow", "U-Net"])
+def test_the_memory_of_a_dry_run_is_what_arrays_take_in_a_real_step(name: str, tasks, real_step, comm) -> None:
+    task = tasks.cosmoflow(48, 1) if name == "CosmoFlow" else tasks.unet(48, 1, 8, dice=False)
+    shape = {"depth": comm.size}
+    mesh = Mesh(**shape)
+    real_step(task, mesh)()  # kernels and message buffers that live as long as the program
+    gc.collect()
+    tracemalloc.start()
+    try:
+        step = real_step(task, mesh)
+        tracemalloc.reset_peak()
+        step()
+        _, measured = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    formula = dry_run(task, shape, mesh.rank).memory
+    assert 1 / 1.15 < measured / formula["peak"] < 1.15
+    assert formula["gradients"] == formula["parameters"]
+    assert formula["peak"] > formula["parameters"] + formula["optimizer"] + formula["activations"]
+    mesh.free()
+
+
+@pytest.mark.serial
+def test_a_dry_run_leaves_no_trace(tasks) -> None:
+    random.manual_seed(5)
+    before, counted = random.get_state(), counter.snapshot()
+    dry_run(tasks.unet(), {"batch": 1})
+    assert random.get_state() == before
+    assert counter.snapshot() == counted, "one rank sends nothing"
+
+
+@pytest.mark.serial
+def test_memory_of_a_split_volume_shrinks_with_the_parts(tasks) -> None:
+    task = tasks.unet(32, 1, 8)
+    whole, half, eighth = (dry_run(task, {"depth": k}).memory["activations"] for k in (1, 2, 8))
+    assert half / whole < 0.51 and eighth / whole < 0.13
