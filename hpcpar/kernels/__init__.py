@@ -15,6 +15,7 @@ from .generic import norm as _norm
 from .generic import optimizer as _optimizer
 from .generic import pool as _pool
 from .generic import random as _random
+from .generic import resample as _resample
 from .generic import softmax as _softmax
 from .generic.norm import merge_equal, merge_moments
 from .generic.pool import lowest
@@ -33,6 +34,11 @@ avg_pool_forward = operation("pool", _pool.avg_pool_forward)
 avg_pool_backward = operation("pool", _pool.avg_pool_backward)
 sum_pool_forward = operation("pool", _pool.sum_pool_forward)
 sum_pool_backward = operation("pool", _pool.sum_pool_backward)
+
+tap_sums = operation("pool", _resample.tap_sums)
+window_means = operation("pool", _resample.window_means)
+window_means_backward = operation("pool", _resample.window_means_backward)
+window_maxima = operation("pool", _resample.window_maxima)
 
 sample_moments = operation("norm", _norm.sample_moments)
 channel_moments = operation("norm", _norm.channel_moments)
@@ -77,6 +83,7 @@ __all__ = [
     "conv_forward", "conv_backward_data", "conv_backward_weight",
     "max_pool_forward", "max_pool_backward", "avg_pool_forward", "avg_pool_backward",
     "sum_pool_forward", "sum_pool_backward", "lowest",
+    "tap_sums", "window_means", "window_means_backward", "window_maxima",
     "sample_moments", "channel_moments", "group_moments", "merge_equal", "merge_moments", "channel_sums",
     "channel_normalize", "channel_grad_sums", "channel_grad_input",
     "leaky_relu", "leaky_relu_backward", "gelu", "gelu_backward", "sigmoid", "sigmoid_backward", "tanh",

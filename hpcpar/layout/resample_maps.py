@@ -52,8 +52,8 @@ def taps(
     Notes
     -----
     Where torch contradicts itself, one rule is taken. The nearest modes compute the index in float32 for all dtypes, as
-    torch does in two dims and in every gradient. With ``n == out`` nearest and linear are the identity whatever the
-    scale says. Cubic convolution: Keys, IEEE ASSP 29 (1981), with a = -0.75.
+    torch does in two dims and in every gradient. With ``n == out`` nearest and linear, but not nearest-exact, are the
+    identity whatever the scale says. Cubic convolution: Keys, IEEE ASSP 29 (1981), with a = -0.75.
     """
     if mode not in MODES:
         raise ValueError(f"interpolation mode {mode!r} is unknown; the modes are {', '.join(MODES)}")
@@ -83,7 +83,7 @@ def _ratio(n: int, out: int, scale: float | None) -> float:
 
 
 def _nearest(n: int, out: int, o: np.ndarray, mode: str, scale: float | None) -> np.ndarray:
-    if n == out:
+    if n == out and mode == "nearest":
         return o
     if out == 2 * n and mode == "nearest":
         return o // 2

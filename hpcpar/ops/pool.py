@@ -7,6 +7,7 @@ count is decided by global indices, so padding and divisors are those of the who
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,9 @@ from hpcpar import kernels
 from hpcpar.layout.layout import Layout
 from hpcpar.layout.maps import out_size, window_map
 from hpcpar.ops.core import Op, Rule
-from hpcpar.ops.spatial import Halo, Lengths, check_spatial, per_dim, with_batch
+from hpcpar.ops.elementwise import mul
+from hpcpar.ops.elementwise import pow as power
+from hpcpar.ops.spatial import Halo, Lengths, check_spatial, global_positions, per_dim, with_batch
 from hpcpar.signature import Signature, signature
 from hpcpar.tensors import Tensor
 
@@ -66,7 +69,7 @@ class MaxPool(Op):
             buffer, windows.kernel, windows.stride, windows.dilation, rule.out.local_shape[2:], plan.valid
         )
         if extra is not None:
-            extra(plan.global_index(index))
+            extra(global_positions(index, plan.size, plan.begin, plan.spatial))
         return y, (index, buffer.shape)
 
     def backward(self, rule: Rule, saved: Any, g: Any, needs: tuple[bool, ...]) -> tuple:
@@ -86,19 +89,6 @@ class _MaxPlan:
         self.begin = tuple(
             o0 * s - p for (o0, _), s, p in zip(out.box[2:], windows.stride, windows.padding, strict=True)
         )
-
-    def global_index(self, index: Any) -> Any:
-        """Positions in the buffer as positions in the whole spatial box, int64; -1 stays -1."""
-        rest = index.astype(np.int64)
-        if self.size == self.spatial and not any(self.begin):
-            return rest
-        found, inside = rest >= 0, rest.copy()
-        flat, scale = np.zeros_like(rest), 1
-        for size, begin, n in zip(self.size[::-1], self.begin[::-1], self.spatial[::-1], strict=True):
-            flat += (inside % max(size, 1) + begin) * scale
-            inside //= max(size, 1)
-            scale *= n
-        return np.where(found, flat, -1)
 
 
 class AvgPool(Op):
@@ -289,3 +279,34 @@ def avg_pool3d(
         Divide by this instead.
     """
     return _avg(3, x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+
+
+def lp_pool(ndim: int, x: Tensor, norm_type: float, kernel: Lengths, stride: Lengths | None, ceil: bool) -> Tensor:
+    """Return norms over windows of 1 to 3 dims; see `lp_pool1d`."""
+    sizes = per_dim(f"lp_pool{ndim}d", "kernel_size", kernel, ndim)
+    means = _avg(ndim, power(x, norm_type), sizes, stride, 0, ceil, True, None)
+    return power(mul(means, float(prod(sizes))), 1.0 / norm_type)
+
+
+def lp_pool1d(
+    x: Tensor, norm_type: float, kernel_size: Lengths, stride: Lengths | None = None, ceil_mode: bool = False
+) -> Tensor:
+    """Return ``sum(x ** norm_type) ** (1 / norm_type)`` over windows of x (N, C, L), or (C, L).
+
+    With `ceil_mode`, a last window that hangs over the end counts the mean of what it holds for the rest, as in torch.
+    """
+    return lp_pool(1, x, norm_type, kernel_size, stride, ceil_mode)
+
+
+def lp_pool2d(
+    x: Tensor, norm_type: float, kernel_size: Lengths, stride: Lengths | None = None, ceil_mode: bool = False
+) -> Tensor:
+    """Return norms over windows of x (N, C, H, W), or (C, H, W); see `lp_pool1d`."""
+    return lp_pool(2, x, norm_type, kernel_size, stride, ceil_mode)
+
+
+def lp_pool3d(
+    x: Tensor, norm_type: float, kernel_size: Lengths, stride: Lengths | None = None, ceil_mode: bool = False
+) -> Tensor:
+    """Return norms over windows of x (N, C, D, H, W), or (C, D, H, W); see `lp_pool1d`."""
+    return lp_pool(3, x, norm_type, kernel_size, stride, ceil_mode)

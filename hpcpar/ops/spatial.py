@@ -126,3 +126,39 @@ def own_part(plans: Sequence[DimPlan]) -> tuple[slice, ...] | None:
             return None
         part.append(slice(run.src, run.src + run.length))
     return tuple(part)
+
+
+def global_positions(index: Any, size: Sequence[int], begin: Sequence[int], spatial: Sequence[int]) -> Any:
+    """Return flat positions in a buffer as flat positions in the whole spatial box, int64; -1 stays -1.
+
+    Parameters
+    ----------
+    size, begin : sequence of int
+        Lengths of the buffer, and the global coordinates at which it begins.
+    spatial : sequence of int
+        Lengths of the whole box.
+    """
+    rest = index.astype(np.int64)
+    if tuple(size) == tuple(spatial) and not any(begin):
+        return rest
+    found, flat, scale = rest >= 0, np.zeros_like(rest), 1
+    for length, first, n in zip(size[::-1], begin[::-1], spatial[::-1], strict=True):
+        flat += (rest % max(length, 1) + first) * scale
+        rest = rest // max(length, 1)
+        scale *= n
+    return np.where(found, flat, -1)
+
+
+def local_positions(index: Any, size: Sequence[int], begin: Sequence[int], spatial: Sequence[int]) -> Any:
+    """Return flat positions in the whole spatial box as flat positions in a buffer; -1 for those outside of it."""
+    if tuple(size) == tuple(spatial) and not any(begin):
+        return index
+    rest, inside = index, index >= 0
+    flat, scale = np.zeros_like(index), 1
+    for length, first, n in zip(size[::-1], begin[::-1], spatial[::-1], strict=True):
+        at = rest % n - first
+        inside = inside & (at >= 0) & (at < length)
+        flat += at * scale
+        rest = rest // n
+        scale *= length
+    return np.where(inside, flat, -1)

@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 
 from hpcpar.layout.layout import Layout, LayoutError
-from hpcpar.signature import signature
 from hpcpar.tensors import Tensor
-from hpcpar.testing.compare import assert_close_everywhere, collective_assert
+from hpcpar.testing.compare import TOLERANCE, difference
 from hpcpar.testing.layouts import shared_mesh
 from hpcpar.testing.serial import all_or_none, block, operand
 
@@ -146,24 +145,17 @@ class Case:
         ]
         before = [np.array(t.shard) for t in tensors]
         results = as_tuple(all_or_none(mesh, lambda: self._result(mesh, tensors)))
-        errors = [0.0]
-        world = mesh.world
-        collective_assert(world, len(results) == len(wanted.results), f"{len(results)} results")
-        for i, (y, expected) in enumerate(zip(results, wanted.results, strict=True)):
-            collective_assert(world, y.shape == expected.shape, f"result {i}: {y.shape}, expected {expected.shape}")
-            fits = y.shard.shape == y.sig.local_shape
-            collective_assert(world, fits, f"result {i}: shard {y.shard.shape}, {y.sig.local_shape} expected")
-            y = y.resolve()
-            what = f"result {i} as {y.layout}"
-            errors.append(assert_close_everywhere(world, y.shard, block(expected, y.sig), None, what))
+        assert len(results) == len(wanted.results), f"{len(results)} results, expected {len(wanted.results)}"
+        pairs = zip(results, wanted.results, strict=True)
+        findings = [_compare(f"result {i} as {y.layout}", y, expected) for i, (y, expected) in enumerate(pairs)]
+        _judge(mesh.world, findings)
         for y, seed in zip(results, wanted.seeds, strict=True):
             if seed is not None:
                 y.backward(operand(seed, mesh, y.layout.resolved()), retain_graph=True)
-        for i, (t, grad) in enumerate(zip(tensors, wanted.gradients, strict=True)):
-            errors.append(_compare_gradient(i, t, grad))
+        findings += [_compare_gradient(i, t, g) for i, (t, g) in enumerate(zip(tensors, wanted.gradients, strict=True))]
         for i, (t, held) in enumerate(zip(tensors, before, strict=True)):
-            collective_assert(world, np.array_equal(t.shard, held), f"operand {i} was changed in place")
-        return max(errors)
+            findings.append(("" if np.array_equal(t.shard, held) else f"operand {i} was changed in place", 0.0, 1.0))
+        return _judge(mesh.world, findings)
 
     def _result(self, mesh: Any, tensors: list[Tensor]) -> Any:
         from hpcpar.testing import twins
@@ -253,17 +245,46 @@ def _less(value: Any) -> Iterator[Any]:
                 yield type(value)([*value[:i], less, *value[i + 1 :]])
 
 
-def _compare_gradient(i: int, t: Tensor, expected: np.ndarray | None) -> float:
-    """Compare the gradient of operand i; it must lie as the rules of the core allow."""
-    world = t.mesh.world
+Finding = tuple[str, float, float]
+"""What is wrong apart from values ("" if nothing), the largest difference, the largest value expected."""
+
+
+def _compare(what: str, got: Tensor, expected: np.ndarray) -> Finding:
+    """Compare this rank's block with the global array. Collective where `got` is partial."""
+    if got.shape != expected.shape:
+        return f"{what}: shape {got.shape}, expected {expected.shape}", 0.0, 1.0
+    if got.shard.shape != got.sig.local_shape:
+        return f"{what}: shard of {got.shard.shape}, expected {got.sig.local_shape}", 0.0, 1.0
+    got = got.resolve()
+    if got.dtype != expected.dtype:
+        return f"{what}: {got.dtype}, expected {expected.dtype}", 0.0, 1.0
+    worst = float(difference(got.shard, block(expected, got.sig)).max(initial=0.0))
+    finite = np.abs(expected[np.isfinite(expected)].astype(np.float64))
+    scale = float(finite.max(initial=0.0)) or 1.0
+    tolerance = TOLERANCE.get(expected.dtype, 0.0)
+    text = f"{what}: relative error {worst / scale:.3g} > {tolerance:.3g}" if worst / scale > tolerance else ""
+    return text, worst, scale
+
+
+def _compare_gradient(i: int, t: Tensor, expected: np.ndarray | None) -> Finding:
+    """Compare the gradient of operand i; it must lie as the rules of the core allow. Collective."""
+    what = f"gradient of operand {i} as {t.layout}"
     if expected is None:
-        collective_assert(world, t.grad is None or not t.grad.numpy().any(), f"operand {i} has a gradient")
-        return 0.0
-    collective_assert(world, t.grad is not None, f"operand {i} as {t.layout} has no gradient")
+        return (f"{what}: there is one", 0.0, 1.0) if t.grad is not None and t.grad.numpy().any() else ("", 0.0, 1.0)
+    if t.grad is None:
+        return f"{what}: there is none", 0.0, 1.0
     summed = t.is_parameter and not set(t.grad.sig.partial) & set(t.sig.split_axes)
-    allowed = t.grad.sig.dims == t.sig.dims and (summed or not t.grad.sig.partial)
-    collective_assert(world, allowed, f"gradient of operand {i}, {t!r}, lies as {t.grad.layout}")
-    grad = t.grad.resolve()
-    return assert_close_everywhere(
-        world, grad.shard, block(expected, signature(t.mesh, t.shape, grad.layout)), None, f"gradient of operand {i}"
-    )
+    if t.grad.sig.dims != t.sig.dims or (t.grad.sig.partial and not summed):
+        return f"{what}: lies as {t.grad.layout}", 0.0, 1.0
+    return _compare(what, t.grad, expected)
+
+
+def _judge(world: Any, findings: list[Finding]) -> float:
+    """Return the worst relative error; raise AssertionError on all ranks if anything is wrong on any. Collective."""
+    faults = "; ".join(text for text, _, _ in findings if text)
+    worst = max(w / scale for _, w, scale in findings)
+    gathered = world.gather_objects((faults, worst))
+    failed = {rank: text for rank, (text, _) in enumerate(gathered) if text}
+    if failed:
+        raise AssertionError("\n".join(f"rank {r} of {len(gathered)}: {text}" for r, text in failed.items()))
+    return max(w for _, w in gathered)

@@ -61,15 +61,15 @@ def assert_close_everywhere(
     if tolerance is None:
         tolerance = TOLERANCE.get(got.dtype, 0.0)
 
-    difference = _difference(got, expected)
-    worst = float(difference.max(initial=0.0))
+    apart = difference(got, expected)
+    worst = float(apart.max(initial=0.0))
     finite = np.abs(expected[np.isfinite(expected)], dtype=np.result_type(expected.dtype, np.float64))
     pairs = _gather(comm, (worst, float(finite.max(initial=0.0))))
     scale = max(pair[1] for pair in pairs) or 1.0
     error = max(pair[0] for pair in pairs) / scale
     text = ""
     if worst / scale > tolerance:
-        where = tuple(int(i) for i in np.unravel_index(int(difference.argmax()), difference.shape))
+        where = tuple(int(i) for i in np.unravel_index(int(apart.argmax()), apart.shape))
         text = (
             f"{what}: relative error {worst / scale:.3g} > {tolerance:.3g}; worst at {where} of {got.shape}: "
             f"got {got[where]!r}, expected {expected[where]!r}"
@@ -158,8 +158,8 @@ def _dot(a: np.ndarray, b: np.ndarray) -> Any:
     return np.vdot(a, b).item()
 
 
-def _difference(got: np.ndarray, expected: np.ndarray) -> np.ndarray:
-    """|got - expected| in double precision; 0 where both are the same non-finite value, infinite where one is."""
+def difference(got: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    """Return |got - expected| in double precision; 0 where both are the same non-finite value, inf where one is."""
     wide = np.complex128 if got.dtype.kind == "c" else np.float64
     a, b = got.astype(wide), expected.astype(wide)
     same = (a == b) | (np.isnan(a) & np.isnan(b))

@@ -109,9 +109,22 @@ def _lone_mesh() -> Any:
 
 ORACLES: dict[str, Callable[..., Expected]] = {"torch": torch_oracle, "serial": serial_oracle}
 
+
+def pool_and_unpool(library: Any, ndim: int) -> Callable[..., Any]:
+    """Max pooling and its unpooling by one library's functions."""
+
+    def call(x: Any, kernel_size: Any, stride: Any = None, padding: Any = 0) -> Any:
+        pool, unpool = getattr(library, f"max_pool{ndim}d"), getattr(library, f"max_unpool{ndim}d")
+        y, index = pool(x, kernel_size, stride, padding, return_indices=True)
+        return unpool(y, index, kernel_size, stride, padding, output_size=tuple(x.shape))
+
+    return call
+
+
 #: Operations whose arguments are not "operands, then keywords" of a function of that name.
 ADAPTERS: dict[str, Callable[..., Any]] = {
     "cat": lambda *parts, dim=0: functional.cat(parts, dim),
     "stack": lambda *parts, dim=0: functional.stack(parts, dim),
     "index": lambda x, item: x[item],
+    **{f"pool_and_unpool{n}d": pool_and_unpool(functional, n) for n in (1, 2, 3)},
 }
