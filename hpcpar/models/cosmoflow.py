@@ -17,15 +17,15 @@ from hpcpar.parallel import Column, Placement, Row
 from hpcpar.parallel.plan import Entry
 from hpcpar.tensors import Tensor
 
-CHANNELS = (16, 32, 64, 128, 256, 256, 256)
+FILTERS = (1, 2, 4, 8, 16, 16, 16)
+"""Filters of the convolutions, in units of those of the first."""
 STRIDED = 4
 """The convolution with stride 2."""
 SLOPE = 0.01
-HIDDEN = (2048, 256)
 
 
 class CosmoFlow(nn.Module):
-    """Seven convolutions and three fully connected layers; 9,437,636 parameters at any width from 64 on.
+    """Seven convolutions and three fully connected layers; with the defaults 9,437,636 parameters at any width from 64 on.
 
     Parameters
     ----------
@@ -39,6 +39,8 @@ class CosmoFlow(nn.Module):
     norm_scope : {"all", "sample", "rank"}
     dropout : float
         Probability of zero before each fully connected layer.
+    base : int
+        Filters of the first convolution; everything else is a multiple of it.
 
     Notes
     -----
@@ -54,6 +56,7 @@ class CosmoFlow(nn.Module):
         batch_norm: bool = False,
         norm_scope: str = "all",
         dropout: float = 0.2,
+        base: int = 16,
     ) -> None:
         super().__init__()
         if width < 8:
@@ -62,7 +65,7 @@ class CosmoFlow(nn.Module):
         self.inputs: list[int] = []  # width of the input of each convolution
         self.pooled: list[bool] = []
         channels = in_channels
-        for i, filters in enumerate(CHANNELS, 1):
+        for i, filters in enumerate((base * f for f in FILTERS), 1):
             stride = 2 if i == STRIDED else 1
             conv = nn.Conv3d(channels, filters, 3, stride=stride, padding=1, bias=False)
             nn.init.xavier_uniform_(conv.weight)
@@ -80,9 +83,9 @@ class CosmoFlow(nn.Module):
         self.act = nn.LeakyReLU(SLOPE)
         self.drop = nn.Dropout(dropout)
         features = channels * width**3
-        self.fc1 = nn.Linear(features, HIDDEN[0], in_dims=(channels, width, width, width))
-        self.fc2 = nn.Linear(*HIDDEN)
-        self.fc3 = nn.Linear(HIDDEN[1], outputs)
+        self.fc1 = nn.Linear(features, 128 * base, in_dims=(channels, width, width, width))
+        self.fc2 = nn.Linear(128 * base, 16 * base)
+        self.fc3 = nn.Linear(16 * base, outputs)
         for layer in (self.fc1, self.fc2, self.fc3):
             nn.init.xavier_uniform_(layer.weight)
             nn.init.constant_(layer.bias, 0.1)
