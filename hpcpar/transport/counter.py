@@ -30,14 +30,17 @@ class Counter:
 
     def __init__(self) -> None:
         self._totals: dict[tuple[str, str], Tally] = {}
+        # the totals, and what `counting` asked for: sums of their own, as differences of totals would be rounded
+        self._sums: list[dict[tuple[str, str], Tally]] = [self._totals]
 
     def record(self, operation: str, comm_name: str, messages: int, bytes_sent: float) -> None:
         """Enter one operation along the axes ``comm_name`` (joined by ``+``)."""
-        tally = self._totals.get((operation, comm_name))
-        if tally is None:
-            tally = self._totals[operation, comm_name] = Tally()
-        tally.messages += messages
-        tally.bytes += bytes_sent
+        for sums in self._sums:
+            tally = sums.get((operation, comm_name))
+            if tally is None:
+                tally = sums[operation, comm_name] = Tally()
+            tally.messages += messages
+            tally.bytes += bytes_sent
 
     def snapshot(self) -> dict[tuple[str, str], Tally]:
         """Return a copy of the totals."""
@@ -45,14 +48,15 @@ class Counter:
 
     @contextmanager
     def counting(self) -> Iterator[dict[tuple[str, str], Tally]]:
-        """Yield a dictionary that holds, after the block, what the block sent."""
-        before = self.snapshot()
-        result: dict[tuple[str, str], Tally] = {}
-        yield result
-        for key, after in self.snapshot().items():
-            change = after - before.get(key, Tally())
-            if change.messages or change.bytes:
-                result[key] = change
+        """Yield a dictionary that holds what the block has sent so far, and after it what it sent in all."""
+        sums: dict[tuple[str, str], Tally] = {}
+        self._sums.append(sums)
+        try:
+            yield sums
+        finally:
+            self._sums = [held for held in self._sums if held is not sums]
+            for key in [key for key, tally in sums.items() if not tally.messages and not tally.bytes]:
+                del sums[key]
 
 
 counter = Counter()
