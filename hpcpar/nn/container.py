@@ -18,10 +18,11 @@ class _Numbered(Module):
         return iter(self._modules.values())
 
     def __getitem__(self, index: int | slice) -> Any:
-        modules = list(self._modules.values())
-        if isinstance(index, slice):
-            return modules[index]
-        return modules[index]
+        """Return a module, or a list of them (which keep their names here)."""
+        return list(self._modules.values())[index]
+
+    def __setitem__(self, index: int, module: Module) -> None:
+        self.add_module(list(self._modules)[index], module)
 
     def append(self, module: Module) -> Any:
         """Add a module at the end, and return the container."""

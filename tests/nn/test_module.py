@@ -83,6 +83,18 @@ def test_parameters_know_their_full_names(mesh):
     assert outer[0].blocks[1].conv.weight.name == "0.blocks.1.conv.weight"
 
 
+def test_modules_of_a_chain_are_found_and_replaced_by_number(mesh):
+    net = nn.Sequential({"first": nn.Linear(2, 3), "second": nn.Tanh()}).append(nn.Linear(3, 1))
+    assert [name for name, _ in net.named_children()] == ["first", "second", "2"]
+    assert net[-1] is net.get_submodule("2") and net[:2] == [net.first, net.second]
+    net[1] = nn.ReLU()
+    assert net.second.full_name == "second" and len(net) == 3
+    x = np.array([[1.0, -2.0]])
+    hidden = np.maximum(x @ net.first.weight.numpy().T + net.first.bias.numpy(), 0)
+    expected = hidden @ net[2].weight.numpy().T + net[2].bias.numpy()
+    assert_close_everywhere(mesh.world, net(hp.tensor(x)).numpy(), expected, 1e-13)
+
+
 def test_a_parameter_used_twice_is_trained_once_and_saved_twice(mesh):
     net = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
     net[1].weight = net[0].weight
