@@ -141,6 +141,23 @@ def test_out_is_written_and_slope_is_leaky_relu(implementation, rng):
             np.testing.assert_allclose(room, np.where(y > 0, y, np.float32(slope) * y), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("slope", [None, 0.1])
+def test_the_convolution_of_concatenated_channels_is_the_accumulated_sum_over_the_parts(implementation, rng, slope):
+    x, w = rng.standard_normal((2, 40, 6, 5, 7)), rng.standard_normal((16, 40, 3, 3, 3))
+    b = rng.standard_normal(16)
+    args = ((1, 2, 1), ((1, 1), (0, 1), (1, 0)), (1, 1, 1), 1)
+    for dtype, tolerance in ((np.float32, 1e-5), (np.float64, 1e-13)):
+        xs, ws, bs = (a.astype(dtype) for a in (x, w, b))
+        whole = kernels.conv_forward(xs, ws, bs, *args, slope=slope)
+        for room in (kernels.empty_channels_last(whole.shape, dtype), np.empty(whole.shape, dtype)):
+            kernels.conv_forward(xs[:, :24], ws[:, :24], bs, *args, out=room)
+            parts = kernels.conv_forward(xs[:, 24:], ws[:, 24:], None, *args, out=room, slope=slope, accumulate=True)
+            assert parts is room
+            np.testing.assert_allclose(parts, whole, rtol=tolerance, atol=tolerance * np.abs(whole).max())
+    with pytest.raises(ValueError, match="accumulate"):
+        kernels.conv_forward(xs, ws, bs, *args, accumulate=True)
+
+
 def test_no_input_channels_give_the_bias_and_empty_blocks_give_zero_gradients(implementation):
     x, w = np.empty((2, 0, 5), np.float32), np.empty((3, 0, 2), np.float32)
     y = kernels.conv_forward(x, w, np.arange(3, dtype=np.float32), (1,), ((0, 0),), (1,), 1)

@@ -34,6 +34,7 @@ def conv_forward(
     groups: int = 1,
     out: Array | None = None,
     slope: float | None = None,
+    accumulate: bool = False,
 ) -> Array:
     """Convolution of 1 to 3 spatial dims.
 
@@ -53,6 +54,9 @@ def conv_forward(
         Written and returned instead of a new array.
     slope : float, optional
         Applies leaky ReLU with this slope to the result (0 is ReLU).
+    accumulate : bool
+        The convolution is added to what ``out`` holds, before the slope: the convolution of concatenated channels is
+        the sum over the parts, and need not copy them into one array.
 
     Returns
     -------
@@ -61,17 +65,20 @@ def conv_forward(
     Raises
     ------
     ValueError
-        If channels, groups or numbers of dims do not fit.
+        If channels, groups or numbers of dims do not fit, or ``accumulate`` has no ``out``.
     """
     sizes = check(x, w, stride, padding, dilation, groups)
     shape = (x.shape[0], w.shape[0], *sizes)
     y = empty_channels_last(shape, x.dtype, like=x) if out is None else out
     if y.shape != shape:
         raise ValueError(f"conv_forward: out has shape {y.shape}, the result has {shape}")
+    if accumulate and out is None:
+        raise ValueError("conv_forward: accumulate adds to out, and there is none")
     if math.prod(w.shape[1:]) == 0:
-        y[...] = 0 if bias is None else bias.reshape(-1, *(1,) * len(sizes))
+        shift = 0 if bias is None else bias.reshape(-1, *(1,) * len(sizes))
+        y[...] = y + shift if accumulate else shift
     else:
-        _convolve(x, w, bias, stride, [lo for lo, _ in padding], dilation, groups, y)
+        _convolve(x, w, bias, stride, [lo for lo, _ in padding], dilation, groups, y, accumulate)
     if slope is not None:
         leaky_relu(y, slope, out=y)
     return y
@@ -185,8 +192,8 @@ def check(x: Array, w: Array, stride: Sequence[int], padding: Padding, dilation:
 
 
 def _convolve(x: Array, w: Array, bias: Array | None, stride: Sequence[int], lo: Sequence[int],
-              dilation: Sequence[int], groups: int, y: Array) -> None:
-    """Write the convolution of x into y (any strides); its spatial sizes are y's."""
+              dilation: Sequence[int], groups: int, y: Array, accumulate: bool = False) -> None:
+    """Write the convolution of x into y (any strides), or add it there; its spatial sizes are y's."""
     xp, nd = array_module(x), x.ndim - 2
     oc, cg, kernel = w.shape[0], w.shape[1], w.shape[2:]
     if y.size == 0:
@@ -211,7 +218,9 @@ def _convolve(x: Array, w: Array, bias: Array | None, stride: Sequence[int], lo:
             sizes = tuple(s.stop - s.start for s in box)
             here = math.prod(sizes)
             values = part[:, at:at + here].reshape(groups, *sizes, oc // groups)
-            target[(slice(None), *box)] = values if shift is None else values + shift
+            values = values if shift is None else values + shift
+            where = (slice(None), *box)
+            target[where] = target[where] + values if accumulate else values
             at += here
 
 

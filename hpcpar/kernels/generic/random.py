@@ -134,16 +134,16 @@ class WordStream:
 
 def uniform_of(words: np.ndarray, dtype: Any, like: Array) -> Array:
     """Words (*sizes, 1) as uniform numbers."""
-    u = _unit(words[..., 0]).astype(dtype)
+    u = np.asarray(_unit(words[..., 0])).astype(dtype)  # arithmetic makes a scalar of a 0-dim array
     np.minimum(u, np.nextafter(u.dtype.type(1), u.dtype.type(0)), out=u)
     return _deliver(u, like)
 
 
 def normal_of(words: np.ndarray, dtype: Any, like: Array) -> Array:
     """Words (*sizes, 2) as standard normal numbers."""
-    radius = np.sqrt(-2 * np.log1p(-_unit(np.ascontiguousarray(words[..., 0]))))
-    angle = _unit(np.ascontiguousarray(words[..., 1])) * (2 * np.pi)
-    return _deliver((radius * np.cos(angle)).astype(dtype), like)
+    radius = np.sqrt(-2 * np.log1p(-_unit(np.asarray(words[..., 0], order="C"))))
+    angle = _unit(np.asarray(words[..., 1], order="C")) * (2 * np.pi)
+    return _deliver(np.asarray(radius * np.cos(angle)).astype(dtype), like)
 
 
 def mask_of(words: np.ndarray, p: float, like: Array) -> Array:

@@ -42,8 +42,8 @@ Padding = Sequence[tuple[int, int]]
 
 
 def conv_forward(x: Array, w: Array, bias: Array | None, stride: Sequence[int], padding: Padding,
-                 dilation: Sequence[int], groups: int = 1, out: Array | None = None,
-                 slope: float | None = None) -> Array:
+                 dilation: Sequence[int], groups: int = 1, out: Array | None = None, slope: float | None = None,
+                 accumulate: bool = False) -> Array:
     """See the reference, `hpcpar.kernels.generic.conv.conv_forward`."""
     shape = (x.shape[0], w.shape[0], *check(x, w, stride, padding, dilation, groups))
     if x.dtype != np.float32 or w.dtype != np.float32 or (out is not None and out.shape != shape):
@@ -53,11 +53,13 @@ def conv_forward(x: Array, w: Array, bias: Array | None, stride: Sequence[int], 
     source = to_channels_last(x if cut is None else x[cut])
     if 0 in shape or 0 in source.shape or 0 in w.shape:
         return NotImplemented
+    dense = out is not None and out.dtype == np.float32 and is_channels_last(out)
+    if accumulate and not dense:
+        return NotImplemented
     pass_ = _prepare("forward", source.shape, w, shape, stride, before, after, dilation, groups, bias is not None,
-                     slope)
+                     slope, accumulate)
     if pass_ is None:
         return NotImplemented
-    dense = out is not None and out.dtype == np.float32 and is_channels_last(out)
     y = out if dense else empty_channels_last(shape, np.float32)
     if bias is None:
         pass_.primitive(address(source), pass_.weights(w), address(y))
@@ -156,17 +158,18 @@ class _Pass:
 
 def _prepare(kind: str, source: tuple[int, ...], w: Array, other: tuple[int, ...], stride: Sequence[int],
              before: tuple[int, ...], after: tuple[int, ...], dilation: Sequence[int], groups: int,
-             bias: bool = False, slope: float | None = None) -> _Pass | None:
+             bias: bool = False, slope: float | None = None, accumulate: bool = False) -> _Pass | None:
     """The pass for arrays of these shapes, from the thread's cache; None where oneDNN has no fast implementation.
 
     ``source`` is x, or dY for the gradient of x; ``other`` is dY for the gradient of the weight, or the result.
     """
-    key = (kind, source, w.shape, w.strides, other, tuple(stride), before, after, tuple(dilation), groups, bias, slope)
+    key = (kind, source, w.shape, w.strides, other, tuple(stride), before, after, tuple(dilation), groups, bias, slope,
+           accumulate)
     return thread().cached(key, lambda: _build(*key))
 
 
-def _build(kind, source, w_shape, w_strides, other, stride, before, after, dilation, groups, bias,
-           slope) -> _Pass | None:
+def _build(kind, source, w_shape, w_strides, other, stride, before, after, dilation, groups, bias, slope,
+           accumulate) -> _Pass | None:
     library = load()
     first, second = (Descriptor(library, shape, _dense(shape)) for shape in (source, other))
     x, y = (second, first) if kind == "backward_data" else (first, second)
@@ -180,7 +183,7 @@ def _build(kind, source, w_shape, w_strides, other, stride, before, after, dilat
     try:
         forward = PrimitiveDescriptor(
             library, "dnnl_convolution_forward_primitive_desc_create", library.engine, _FORWARD_TRAINING, _DIRECT, x,
-            wanted, shift, y, *geometry, Attributes(library, slope))
+            wanted, shift, y, *geometry, Attributes(library, slope, accumulate))
         descriptor = forward if kind == "forward" else PrimitiveDescriptor(
             library, f"dnnl_convolution_{kind}_primitive_desc_create", library.engine, _DIRECT, x, wanted,
             *((shift, y) if kind == "backward_weights" else (y,)), *geometry, forward, Attributes(library))

@@ -42,6 +42,7 @@ _FUNCTIONS: dict[str, tuple[list, type | None]] = {
     "dnnl_memory_set_data_handle": ([_POINTER, _POINTER], _INT),
     "dnnl_memory_destroy": ([_POINTER], _INT),
     "dnnl_post_ops_create": ([_POINTER], _INT),
+    "dnnl_post_ops_append_sum": ([_POINTER, ctypes.c_float, ctypes.c_int32, _INT], _INT),
     "dnnl_post_ops_append_eltwise": ([_POINTER, _INT, ctypes.c_float, ctypes.c_float], _INT),
     "dnnl_post_ops_destroy": ([_POINTER], _INT),
     "dnnl_primitive_attr_create": ([_POINTER], _INT),

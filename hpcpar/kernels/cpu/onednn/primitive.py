@@ -58,15 +58,20 @@ class Descriptor(Handle):
 
 
 class Attributes(Handle):
-    """Primitive attributes: scratch memory comes from us, and leaky ReLU of ``slope`` follows if one is given."""
+    """Primitive attributes: scratch memory comes from us; the result is added to what the destination holds, if
+    ``accumulate``, and leaky ReLU of ``slope`` follows, if one is given."""
 
-    def __init__(self, library: Library, slope: float | None = None) -> None:
+    def __init__(self, library: Library, slope: float | None = None, accumulate: bool = False) -> None:
         super().__init__(library, "dnnl_primitive_attr_create", "dnnl_primitive_attr_destroy")
         library.call("dnnl_primitive_attr_set_scratchpad_mode", self.handle, _USER_SCRATCHPAD)
+        if slope is None and not accumulate:
+            return
+        after = Handle(library, "dnnl_post_ops_create", "dnnl_post_ops_destroy")
+        if accumulate:
+            library.call("dnnl_post_ops_append_sum", after.handle, 1.0, 0, _F32)
         if slope is not None:
-            after = Handle(library, "dnnl_post_ops_create", "dnnl_post_ops_destroy")
             library.call("dnnl_post_ops_append_eltwise", after.handle, _ELTWISE_RELU, slope, 0.0)
-            library.call("dnnl_primitive_attr_set_post_ops", self.handle, after.handle)
+        library.call("dnnl_primitive_attr_set_post_ops", self.handle, after.handle)
 
 
 class PrimitiveDescriptor(Handle):
