@@ -17,6 +17,7 @@ from hpcpar.ops.layer_norm import layer_norm
 from hpcpar.ops.linear import einsum, linear, matmul
 from hpcpar.ops.loss import cross_entropy, dice_loss, l1_loss, mse_loss, overlap_sums
 from hpcpar.ops.norm import batch_norm, group_norm, instance_norm
+from hpcpar.ops.norm_rows import local_response_norm, rms_norm
 from hpcpar.ops.pool import (
     avg_pool1d,
     avg_pool2d,

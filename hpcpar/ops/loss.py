@@ -70,7 +70,7 @@ class CrossEntropy(Op):
             own = np.ones(hi - lo, logits.dtype) if weight is None else weight[lo:hi]
             total_weight = float(classes if weight is None else weight.sum())
             weighted = across.all_reduce(np.einsum("nc...,c->n...", logits, own))
-            loss = loss + valid * (smoothing / classes) * (total_weight * lse - weighted)
+            loss = loss + valid.astype(loss.dtype) * (smoothing / classes) * (total_weight * lse - weighted)
         # -inf logits of ignored positions must not turn 0 * inf into NaN
         loss = np.where(valid, loss, logits.dtype.type(0))
         if reduction == "none":

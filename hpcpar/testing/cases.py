@@ -36,8 +36,8 @@ class Array:
     Parameters
     ----------
     values : str
-        "normal", "ties" (few distinct values), "positive", "shifted" (mean 1000 times the spread), "mask" (0 or 1), or
-        "classes N" (int64 below N, one in five -100).
+        "normal", "ties" (few distinct values), "positive", "shifted" (mean far larger than the spread), "mask" (0 or 1),
+        or "classes N" (int64 below N, one in five -100).
     parameter : bool
         Whether it is a `Parameter`, whose gradient may stay partial.
     """
@@ -67,7 +67,7 @@ class Array:
         elif kind == "positive":
             made = np.abs(made) + 0.1
         elif kind == "shifted":
-            made += 1000.0
+            made += 1000.0 if dtype == "float32" else 100.0
         return made.astype(dtype)
 
 
@@ -147,12 +147,14 @@ class Case:
         results = as_tuple(all_or_none(mesh, lambda: self._result(mesh, tensors)))
         assert len(results) == len(wanted.results), f"{len(results)} results, expected {len(wanted.results)}"
         pairs = zip(results, wanted.results, strict=True)
-        findings = [_compare(f"result {i} as {y.layout}", y, expected) for i, (y, expected) in enumerate(pairs)]
+        least, least_gradient = twins.least_scales(self, wanted)
+        findings = [_compare(f"result {i} as {y.layout}", y, expected, least) for i, (y, expected) in enumerate(pairs)]
         _judge(mesh.world, findings)
         for y, seed in zip(results, wanted.seeds, strict=True):
             if seed is not None:
                 y.backward(operand(seed, mesh, y.layout.resolved()), retain_graph=True)
-        findings += [_compare_gradient(i, t, g) for i, (t, g) in enumerate(zip(tensors, wanted.gradients, strict=True))]
+        pairs = zip(tensors, wanted.gradients, strict=True)
+        findings += [_compare_gradient(i, t, grad, least_gradient) for i, (t, grad) in enumerate(pairs)]
         for i, (t, held) in enumerate(zip(tensors, before, strict=True)):
             findings.append(("" if np.array_equal(t.shard, held) else f"operand {i} was changed in place", 0.0, 1.0))
         return _judge(mesh.world, findings)
@@ -249,8 +251,11 @@ Finding = tuple[str, float, float]
 """What is wrong apart from values ("" if nothing), the largest difference, the largest value expected."""
 
 
-def _compare(what: str, got: Tensor, expected: np.ndarray) -> Finding:
-    """Compare this rank's block with the global array. Collective where `got` is partial."""
+def _compare(what: str, got: Tensor, expected: np.ndarray, least: float = 0.0) -> Finding:
+    """Compare this rank's block with the global array, relative to its largest value, or `least`.
+
+    Collective where `got` is partial.
+    """
     if got.shape != expected.shape:
         return f"{what}: shape {got.shape}, expected {expected.shape}", 0.0, 1.0
     if got.shard.shape != got.sig.local_shape:
@@ -260,13 +265,13 @@ def _compare(what: str, got: Tensor, expected: np.ndarray) -> Finding:
         return f"{what}: {got.dtype}, expected {expected.dtype}", 0.0, 1.0
     worst = float(difference(got.shard, block(expected, got.sig)).max(initial=0.0))
     finite = np.abs(expected[np.isfinite(expected)].astype(np.float64))
-    scale = float(finite.max(initial=0.0)) or 1.0
+    scale = max(float(finite.max(initial=0.0)), least) or 1.0
     tolerance = TOLERANCE.get(expected.dtype, 0.0)
     text = f"{what}: relative error {worst / scale:.3g} > {tolerance:.3g}" if worst / scale > tolerance else ""
     return text, worst, scale
 
 
-def _compare_gradient(i: int, t: Tensor, expected: np.ndarray | None) -> Finding:
+def _compare_gradient(i: int, t: Tensor, expected: np.ndarray | None, least: float) -> Finding:
     """Compare the gradient of operand i; it must lie as the rules of the core allow. Collective."""
     what = f"gradient of operand {i} as {t.layout}"
     if expected is None:
@@ -276,7 +281,7 @@ def _compare_gradient(i: int, t: Tensor, expected: np.ndarray | None) -> Finding
     summed = t.is_parameter and not set(t.grad.sig.partial) & set(t.sig.split_axes)
     if t.grad.sig.dims != t.sig.dims or (t.grad.sig.partial and not summed):
         return f"{what}: lies as {t.grad.layout}", 0.0, 1.0
-    return _compare(what, t.grad, expected)
+    return _compare(what, t.grad, expected, least)
 
 
 def _judge(world: Any, findings: list[Finding]) -> float:

@@ -54,7 +54,7 @@ def _placed(rng: np.random.Generator, a: Array, i: int, first: Layout, mesh: dic
         entries = [first.entry(d) for d in range(len(a.shape) + 1)]
         layout = Layout(entries[0], *entries[2:]) if rng.random() < 0.8 else Layout()
     else:
-        layout = draw_layout(rng, a.shape[:2], mesh) if rng.random() < 0.4 and len(a.shape) > 1 else Layout()
+        layout = draw_layout(rng, a.shape[:2], mesh) if rng.random() < 0.4 else Layout()
     return Array(a.shape, layout, a.values, a.parameter)
 
 
@@ -141,7 +141,7 @@ def run_spatial_cases(
         if outcome == "FAIL":
             small = case.shrunk() if shrink else case
             if report and world.Get_rank() == 0:
-                report(f"{small.command}\n{small.verdict()[1] if False else text}")
+                report(f"{small.command}\n{text}")
             if len(tally.failures) >= most_failures:
                 break
     return tally

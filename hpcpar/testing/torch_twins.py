@@ -108,10 +108,67 @@ def _pool_and_unpool(ndim: int) -> Callable[..., Any]:
     return call
 
 
+def _norm(name: str) -> Callable[..., Any]:
+    def call(x: Any, weight: Any = None, bias: Any = None, **rest: Any) -> Any:
+        import torch.nn.functional as F
+
+        given = {"weight": weight} if name == "rms_norm" else {"weight": weight, "bias": bias}
+        return getattr(F, name)(x, **given, **rest)
+
+    return call
+
+
+def _batch_norm(x: Any, weight: Any = None, bias: Any = None, training: bool = True, momentum: float = 0.1) -> Any:
+    import torch
+
+    mean, var = torch.zeros(x.shape[1], dtype=x.dtype), torch.ones(x.shape[1], dtype=x.dtype)
+    return torch.nn.functional.batch_norm(x, mean, var, weight, bias, training, momentum), mean, var
+
+
+def _cross_entropy(x: Any, target: Any, mask: Any = None, weight: Any = None, **rest: Any) -> Any:
+    import torch
+
+    if mask is not None:
+        target = torch.where(mask != 0, target, -100)
+    weight = None if weight is None else torch.tensor(weight, dtype=x.dtype)
+    return torch.nn.functional.cross_entropy(x, target, weight, **rest)
+
+
+def _dice(
+    x: Any, target: Any, mask: Any = None, smooth: float = 1e-5, per_sample: bool = False,
+    include_background: bool = True,
+) -> Any:  # fmt: skip
+    import torch
+
+    valid = target != -100 if mask is None else (target != -100) & (mask != 0)
+    hot = torch.nn.functional.one_hot(torch.where(valid, target, 0), x.shape[1]).movedim(-1, 1) * valid[:, None]
+    p, t = x * valid[:, None], hot.to(x.dtype)
+    dims = tuple(range(2, x.ndim)) if per_sample else (0, *range(2, x.ndim))
+    first = 0 if include_background else 1
+    dice = (2 * (p * t).sum(dims) + smooth) / (p.sum(dims) + t.sum(dims) + smooth)
+    return 1 - dice[..., first:].mean()
+
+
+def _masked_difference(power: int) -> Callable[..., Any]:
+    def call(x: Any, target: Any, mask: Any = None, reduction: str = "mean") -> Any:
+        loss = (x - target).abs() ** power
+        count = loss.numel() if mask is None else mask.sum()
+        loss = loss if mask is None else loss * mask
+        return loss if reduction == "none" else loss.sum() / (count if reduction == "mean" else 1)
+
+    return call
+
+
 TORCH: dict[str, Callable[..., Any]] = {
     **{f"conv{n}d": _padded_conv(n) for n in (1, 2, 3)},
     "cat": _joined("cat"),
     "stack": _joined("stack"),
     "index": lambda x, item: x[item],
+    **{name: _norm(name) for name in ("group_norm", "instance_norm", "layer_norm", "rms_norm")},
+    "batch_norm_and_statistics": _batch_norm,
+    "masked_cross_entropy": _cross_entropy,
+    "dice_loss": _dice,
+    "masked_mse_loss": _masked_difference(2),
+    "masked_l1_loss": _masked_difference(1),
     **{f"pool_and_unpool{n}d": _pool_and_unpool(n) for n in (1, 2, 3)},
 }

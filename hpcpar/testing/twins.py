@@ -11,6 +11,7 @@ import numpy as np
 
 from hpcpar import functional, kernels
 from hpcpar.layout.layout import Layout
+from hpcpar.tensors import tensor
 from hpcpar.testing.serial import operand
 
 if TYPE_CHECKING:
@@ -93,6 +94,30 @@ def serial_oracle(case: Case, values: Sequence[np.ndarray]) -> Expected:
     )
 
 
+def least_scales(case: Case, expected: Expected) -> tuple[float, float]:
+    """Return the least scales that errors of results and of gradients are relative to; 0 but for normalisations.
+
+    A normalised value, and its gradient, is a difference of terms; of groups with few elements little but rounding may
+    be left of it, enlarged by up to ``1 / sqrt(eps)``.
+    """
+    shape, given = case.arrays[0].shape, case.arguments
+    size = int(np.prod(shape))
+    counts = {
+        "batch_norm_and_statistics": lambda: size // shape[1],
+        "group_norm": lambda: size // (shape[0] * given.get("num_groups", 1)),
+        "instance_norm": lambda: size // (shape[0] * shape[1]),
+        "layer_norm": lambda: int(np.prod(given.get("normalized_shape", shape))),
+        "rms_norm": lambda: int(np.prod(given.get("normalized_shape", shape))),
+        "var": lambda: size,
+        "std": lambda: size,
+    }
+    if case.op not in counts:
+        return 0.0, 0.0
+    few = counts[case.op]() < 6
+    largest = max((float(np.abs(s).max(initial=0.0)) for s in expected.seeds if s is not None), default=0.0)
+    return float(few), largest * (1e-5**-0.5 if few else 1.0)
+
+
 def _seed(shape: tuple[int, ...], case: Case) -> np.ndarray:
     """The gradient of a result: of float32 precision, so that both dtypes start from the same numbers."""
     return np.random.default_rng([case.seed, 577]).standard_normal(shape).astype(np.float32).astype(np.float64)
@@ -121,10 +146,41 @@ def pool_and_unpool(library: Any, ndim: int) -> Callable[..., Any]:
     return call
 
 
+def batch_norm_and_statistics(
+    x: Any, weight: Any = None, bias: Any = None, training: bool = True, momentum: float = 0.1
+) -> tuple[Any, ...]:
+    """Batch norm, and the running statistics that it leaves behind."""
+    mean, var = (tensor(f((x.shape[1],), x.dtype), x.mesh) for f in (np.zeros, np.ones))
+    y = functional.batch_norm(x, mean, var, weight, bias, training, momentum)
+    return y, mean, var
+
+
+def _norm(name: str, argument: str) -> Callable[..., Any]:
+    """A norm whose second parameter is no operand."""
+
+    def call(x: Any, *affine: Any, **rest: Any) -> Any:
+        return getattr(functional, name)(x, rest.pop(argument), *affine, **rest)
+
+    return call
+
+
+def _masked(name: str) -> Callable[..., Any]:
+    """A loss whose third operand is a mask."""
+    return lambda x, target, mask=None, **rest: getattr(functional, name)(x, target, mask=mask, **rest)
+
+
 #: Operations whose arguments are not "operands, then keywords" of a function of that name.
 ADAPTERS: dict[str, Callable[..., Any]] = {
     "cat": lambda *parts, dim=0: functional.cat(parts, dim),
     "stack": lambda *parts, dim=0: functional.stack(parts, dim),
     "index": lambda x, item: x[item],
+    "batch_norm_and_statistics": batch_norm_and_statistics,
+    "group_norm": _norm("group_norm", "num_groups"),
+    "layer_norm": _norm("layer_norm", "normalized_shape"),
+    "rms_norm": _norm("rms_norm", "normalized_shape"),
+    "masked_cross_entropy": _masked("cross_entropy"),
+    "masked_mse_loss": _masked("mse_loss"),
+    "masked_l1_loss": _masked("l1_loss"),
+    "dice_loss": _masked("dice_loss"),
     **{f"pool_and_unpool{n}d": pool_and_unpool(functional, n) for n in (1, 2, 3)},
 }
