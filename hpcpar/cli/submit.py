@@ -149,11 +149,12 @@ def submit(scheduler: str, script: Path) -> str:
 
 
 def _installed(name: str) -> bool:
+    """Whether a wheel lies in this environment itself, and not in another one that it shares packages with."""
     try:
-        metadata.version(name)
+        where = metadata.distribution(name).locate_file("")
     except metadata.PackageNotFoundError:
         return False
-    return True
+    return Path(str(where)).is_relative_to(sys.prefix)
 
 
 def _time(option: str, text: str) -> int:

@@ -1,0 +1,174 @@
+"""Jobs under a real Slurm with two nodes: started by its launchers, warned by it, put back by it, and going on.
+
+Slurm looks at time limits every half minute, so that the test of the limit takes about a minute; the others send the
+same signal by hand. A job is made endless first, and given an end beyond the step at which it was stopped: whatever
+the speed of the machine, it is stopped in the middle and goes on for some steps.
+"""
+
+import json
+import os
+import re
+import shlex
+import sys
+
+import pytest
+
+from hpcpar.cli.submit import default_launcher
+from hpcpar.testing import mpi_run
+from hpcpar.testing.launch import is_open_mpi
+from hpcpar.testing.small_job import assert_same_run, write_small_job
+
+pytestmark = [pytest.mark.spawns_mpi, pytest.mark.watchdog(400)]
+
+HPCPAR = [sys.executable, "-m", "hpcpar"]
+RANKS = ["--nodes", "2", "--ranks-per-node", "1"]
+MORE_STEPS = 5
+
+
+@pytest.fixture
+def job(tmp_path):
+    """A job that does not end before `end_after` says where."""
+    path = write_small_job(tmp_path)
+    text = path.read_text().replace("steps = 7", "steps = 1000000").replace("validate_every = 4", "validate_every = 0")
+    path.write_text(text.replace("every = 2", "every = 1000").replace('name = "cosine"', 'name = "constant"'))
+    return path
+
+
+def end_after(job, step):
+    job.write_text(re.sub(r"^steps = \d+", f"steps = {step}", job.read_text(), flags=re.M))
+
+
+def submit(cluster, job, *words):
+    """Return the number of the job that `hpcpar submit` made."""
+    answer = cluster.command([*HPCPAR, "submit", str(job), *RANKS, *words], cwd=job.parent)
+    return re.search(r"Submitted batch job (\d+)", answer)[1]
+
+
+def log_of(job):
+    return "".join(path.read_text() for path in sorted((job.parent / "run").glob("slurm.*.log")))
+
+
+def steps_in_log(job):
+    return [int(step) for step in re.findall(r"^step (\d+)/", log_of(job), flags=re.M)]
+
+
+def wait_for_steps(cluster, job, number, starts=1):
+    """Wait until a start of the job has trained for some steps."""
+
+    def trains():
+        said = log_of(job).split("parameters;")
+        assert cluster.job(number)["JobState"] in ("PENDING", "RUNNING", "CONFIGURING"), log_of(job)
+        return len(said) > starts and "\nstep " in said[starts]
+
+    cluster.wait_for(trains, 120)
+
+
+def wait_for_state(cluster, job, number, state, **fields):
+    def reached():
+        known = cluster.job(number)
+        return known["JobState"] == state and all(known[k] == v for k, v in fields.items())
+
+    try:
+        cluster.wait_for(reached, 120)
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{cluster.job(number)}\n{log_of(job)}") from None
+
+
+def stopped_at(job):
+    """The step of the newest checkpoint, which the log names too."""
+    saved = [int(step) for step in re.findall(r"asked to stop: saved \S*step-(\d+)", log_of(job))]
+    assert saved, log_of(job)
+    return saved[-1]
+
+
+def start_now(cluster, number):
+    """Slurm keeps a requeued job back for two minutes; not here. It gets time to end, on a slow machine too."""
+    cluster.command(["scontrol", "update", f"jobid={number}", "StartTime=now", "TimeLimit=60"])
+
+
+def assert_equals_unbroken_run(job, starts):
+    """The job has ended; its records and weights are those of a run that nobody stopped, bit by bit."""
+    log = log_of(job)
+    assert log.count("resuming from") == starts - 1 and log.count("done: ") == 1, log
+    mpi_run(2, ["-m", "hpcpar", "train", str(job), "--set", "run.dir=whole"], cwd=job.parent, timeout=200).check()
+    assert_same_run(job.parent / "run", job.parent / "whole")
+
+
+def test_a_job_outlives_its_time_limit(cluster, job):
+    number = submit(cluster, job, "--time", "60s", "--margin", "10s")
+    wait_for_state(cluster, job, number, "PENDING", Restarts="1")
+    assert "saved; back into the queue after start 1" in log_of(job)
+    step = stopped_at(job)
+    end_after(job, step + MORE_STEPS)
+    start_now(cluster, number)
+    wait_for_state(cluster, job, number, "COMPLETED", ExitCode="0:0")
+    assert_equals_unbroken_run(job, starts=2)
+    assert max(steps_in_log(job)) == step + MORE_STEPS
+
+
+def test_mpiexec_passes_the_warning_on(cluster, job):
+    if is_open_mpi():
+        pytest.skip("the launcher of the other tests is mpirun here")
+    mpiexec = f"{shlex.quote(os.path.join(sys.prefix, 'bin', 'mpiexec'))} -n 2"
+    number = submit(cluster, job, "--launcher", mpiexec, "--restarts", "0")
+    wait_for_steps(cluster, job, number)
+    cluster.command(["scancel", "--batch", "--signal=USR1", number])
+    wait_for_state(cluster, job, number, "FAILED", ExitCode="75:0", Restarts="0")
+    assert stopped_at(job) >= 1
+
+
+def test_a_preempted_job_comes_back_and_a_cancelled_one_does_not(cluster, job):
+    if is_open_mpi():
+        pytest.skip("without srun only Slurm's own helpers are told of a preemption")
+    number = submit(cluster, job, "--partition", "both")
+    wait_for_steps(cluster, job, number)
+    cluster.command(["sbatch", "-N2", "--ntasks-per-node=4", "--partition=urgent", "-o", "/dev/null", "--wrap=sleep 1"])
+    wait_for_state(cluster, job, number, "PENDING", Restarts="1")
+    first = stopped_at(job)
+    start_now(cluster, number)
+    wait_for_steps(cluster, job, number, starts=2)
+    cluster.command(["scancel", number])
+    wait_for_state(cluster, job, number, "CANCELLED", Restarts="1")
+    assert stopped_at(job) > first
+
+
+def test_a_chain_goes_on_from_element_to_element_and_ends_with_the_training(cluster, job):
+    number = submit(cluster, job, "--chain", "3")
+    wait_for_steps(cluster, job, f"{number}_1")
+    # the signal arrives at once, but scancel of 22.05 takes an array for a job on its way out, and tries again and again
+    with cluster.background(["scancel", "--batch", "--signal=USR1", f"{number}_1"]) as scancel:
+        cluster.wait_for(lambda: "asked to stop" in log_of(job), 60)
+        scancel.kill()
+    end_after(job, stopped_at(job) + MORE_STEPS)
+    wait_for_state(cluster, job, f"{number}_1", "COMPLETED")
+    wait_for_state(cluster, job, f"{number}_2", "COMPLETED")
+    wait_for_state(cluster, job, f"{number}_3", "CANCELLED")
+    assert_equals_unbroken_run(job, starts=2)
+
+
+def test_info_inside_an_allocation(cluster):
+    env = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "")
+    launch = f"export SRUN_CPUS_PER_TASK=2; {default_launcher('slurm', 4)} {shlex.join([*HPCPAR, 'info', '--json'])}"
+    words = ["salloc", "--quiet", "-N2", "--ntasks-per-node=2", "--cpus-per-task=2", "bash", "-c", launch]
+    facts = json.loads(cluster.command(words, env=env))
+    assert facts["mpi"]["size"] == 4
+    assert facts["scheduler"]["slurm"]["SLURM_JOB_NUM_NODES"] == "2"
+    threads = str(min(2, len(os.sched_getaffinity(0))))
+    assert [row["OMP_NUM_THREADS"] for row in facts["threads"]] == [threads] * 4
+
+
+@pytest.mark.parametrize(
+    ("words", "refused"),
+    [
+        (["srun", "--mpi=none", "-N2", "-n3"], True),
+        (["srun", "--mpi=none", "-n1"], False),
+        (["salloc", "--quiet", "-N2", "-n4"], False),
+        (["salloc", "--quiet", "-N2", "-n4", "srun", "--mpi=none", "-n1"], False),
+    ],
+    ids=["step-of-three", "step-of-one", "shell-of-an-allocation", "step-of-one-in-an-allocation"],
+)
+def test_processes_that_do_not_find_each_other_are_refused(cluster, words, refused):
+    run = cluster.run([*words, *HPCPAR, "train", "no-such-job.toml"])
+    assert run.returncode == 2
+    assert run.stderr.count("the launcher started 3 processes") == int(refused), run.stderr
+    assert run.stderr.count("no-such-job.toml: no such file or directory") == int(not refused), run.stderr
