@@ -38,7 +38,8 @@ def user_error(error: BaseException, parallel: bool) -> int:
     if parallel:
         together, text = farewell.agree_to_leave(text)
         # where MPI was not found by its launcher, each rank takes itself for the whole job, yet one message is enough
-        _print("" if together and launched_rank() > 0 else text, error)
+        # what only some ranks met is not a plain mistake of the user: it is shown with its traceback
+        _print("" if together and launched_rank() > 0 else text, error, traced=not together)
         if not together:
             failure.abort(EXIT_USER_ERROR)
     elif launched_rank() == 0:
@@ -59,11 +60,11 @@ def describe(error: BaseException) -> str:
     return f"{text} ({type(error).__name__} at {frame.filename}:{frame.lineno}; HPCPAR_TRACEBACK=1 shows the way there)"
 
 
-def _print(text: str, error: BaseException) -> None:
+def _print(text: str, error: BaseException, traced: bool = False) -> None:
     if not text:
         return
     sys.stdout.flush()
-    if os.environ.get("HPCPAR_TRACEBACK"):
+    if traced or os.environ.get("HPCPAR_TRACEBACK"):
         text = "".join(traceback.format_exception(error)) + text
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
