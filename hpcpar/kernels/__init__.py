@@ -16,6 +16,7 @@ from .generic import optimizer as _optimizer
 from .generic import pool as _pool
 from .generic import random as _random
 from .generic import resample as _resample
+from .generic import rows as _rows
 from .generic import softmax as _softmax
 from .generic.norm import merge_equal, merge_moments
 from .generic.pool import lowest
@@ -47,6 +48,12 @@ channel_sums = operation("norm", _norm.channel_sums)
 channel_normalize = operation("norm", _norm.channel_normalize)
 channel_grad_sums = operation("norm", _norm.channel_grad_sums)
 channel_grad_input = operation("norm", _norm.channel_grad_input)
+
+row_moments = operation("rows", _rows.row_moments)
+row_squares = operation("rows", _rows.row_squares)
+row_normalize = operation("rows", _rows.row_normalize)
+row_grad_sums = operation("rows", _rows.row_grad_sums)
+row_grad_input = operation("rows", _rows.row_grad_input)
 
 leaky_relu = operation("elementwise", _elementwise.leaky_relu)
 leaky_relu_backward = operation("elementwise", _elementwise.leaky_relu_backward)
@@ -86,6 +93,7 @@ __all__ = [
     "tap_sums", "window_means", "window_means_backward", "window_maxima",
     "sample_moments", "channel_moments", "group_moments", "merge_equal", "merge_moments", "channel_sums",
     "channel_normalize", "channel_grad_sums", "channel_grad_input",
+    "row_moments", "row_squares", "row_normalize", "row_grad_sums", "row_grad_input",
     "leaky_relu", "leaky_relu_backward", "gelu", "gelu_backward", "sigmoid", "sigmoid_backward", "tanh",
     "tanh_backward", "silu", "silu_backward", "apply_mask", "erf",
     "softmax", "softmax_backward", "log_softmax", "log_softmax_backward",

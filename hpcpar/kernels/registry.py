@@ -30,6 +30,7 @@ PREFERENCE: dict[str, tuple[str, ...]] = {
     "conv": ("onednn", "numpy"),
     "pool": ("numba", "numpy"),
     "norm": ("numba", "numpy"),
+    "rows": ("numba", "numpy"),
     "elementwise": ("numba", "numpy"),
     "softmax": ("numba", "numpy"),
     "random": ("numba", "numpy"),

@@ -33,8 +33,7 @@ def channels_last(shape: Shape, dtype: Any) -> Outline:
 
 def conv_forward(
     x: Array, w: Array, bias: Array | None, stride: Shape, padding: Any, dilation: Shape, groups: int = 1,
-    out: Array | None = None, slope: float | None = None,
-    accumulate: bool = False,
+    out: Array | None = None, slope: float | None = None, accumulate: bool = False,
 ) -> Array:  # fmt: skip
     sizes = check(x, w, stride, padding, dilation, groups)
     return channels_last((x.shape[0], w.shape[0], *sizes), x.dtype) if out is None else out

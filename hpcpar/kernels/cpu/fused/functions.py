@@ -85,6 +85,37 @@ def row_dot(a, b):
     return total
 
 
+@vectorised_sum
+def row_total(row):
+    """Sum of a row in float64."""
+    total = 0.0
+    for i in range(row.size):
+        total += row[i]
+    return total
+
+
+@vectorised_sum
+def row_spread(row, center):
+    """Sum of squared deviations from a center, in float64."""
+    total = 0.0
+    for i in range(row.size):
+        d = np.float64(row[i]) - center
+        total += d * d
+    return total
+
+
+@vectorised_sum
+def row_gradients(g, x, weight, high, low):
+    """Sums of ``g * weight`` and of ``g * weight * (x - mean)`` in float64, the mean in two parts."""
+    first, second = 0.0, 0.0
+    center = np.float64(high) + np.float64(low)
+    for i in range(g.size):
+        v = np.float64(g[i]) * np.float64(weight[i])
+        first += v
+        second += v * (np.float64(x[i]) - center)
+    return first, second
+
+
 @inlined
 def row_max32(row):
     """Largest number of a float32 row, by the order of its bits as integers: that reduction vectorises.
