@@ -126,3 +126,10 @@ def test_the_command_prints_tables_and_json(capsys) -> None:
     facts = json.loads(capsys.readouterr().out)
     assert facts["mesh"] == {"batch": 2, "depth": 4} and facts["parameters"] == 9_437_636
     assert as_text(facts) == text.rstrip("\n")
+
+
+def test_ranks_that_do_not_fit_the_mesh_are_one_message(capsys) -> None:
+    assert main(["summary", str(JOBS / "cosmoflow-128.toml"), "--ranks", "6", "--set", "mesh.depth=4"]) == 2
+    assert "6 ranks cannot be divided by 4" in capsys.readouterr().err
+    assert main(["summary", str(JOBS / "cosmoflow-128.toml"), "--shape", "8,x"]) == 2
+    assert "expected lengths such as 64,64,64" in capsys.readouterr().err
