@@ -24,6 +24,7 @@ _HOME = {
     "no_grad": "hpcpar.autograd",
     "enable_grad": "hpcpar.autograd",
     "grad_enabled": "hpcpar.autograd",
+    "checked": "hpcpar.checks",
     "manual_seed": "hpcpar.random",
     "zeros": "hpcpar.creation",
     "ones": "hpcpar.creation",
@@ -41,7 +42,7 @@ _HOME = {
     "Row": "hpcpar.parallel",
     "Placement": "hpcpar.parallel",
 }
-_MODULES = ("functional", "nn", "optim", "primitives", "testing", "models", "data", "parallel", "transport", "kernels", "plan", "train")
+_MODULES = ("checks", "functional", "nn", "optim", "primitives", "testing", "models", "data", "parallel", "transport", "kernels", "plan", "train")
 
 __all__ = ["__version__", *_HOME, *_MODULES]
 

@@ -26,7 +26,9 @@ Contributions = dict[Signature, Any]
 
 _enabled = True
 _next = count().__next__
-_observers: list[Callable[..., None]] = []
+observers: list[Callable[..., None]] = []
+"""Called as ``observer(node, gradient, gradients)`` after the gradient rule of each node (the checked mode does)."""
+
 _order = attrgetter("order")
 
 
@@ -45,10 +47,12 @@ class Node:
         Under which signatures the array belongs to this node alone and may be added to in place.
     waiting : int
         Of a leaf during the walk: how many of its consumers have still to be visited.
+    note : object
+        What an observer of the operation wants to find again in backward; not set otherwise.
     """
 
     __slots__ = (
-        "contributions", "inputs", "leaf", "needs", "op", "order", "owned", "rule", "saved", "sig", "waiting"
+        "contributions", "inputs", "leaf", "needs", "note", "op", "order", "owned", "rule", "saved", "sig", "waiting"
     )  # fmt: skip
 
     def __init__(
@@ -117,11 +121,6 @@ def enable_grad() -> Iterator[None]:
         _enabled = before
 
 
-def observe(observer: Callable[..., None]) -> None:
-    """Call ``observer(node, gradient, gradients)`` after the gradient rule of every node (the checked mode does)."""
-    _observers.append(observer)
-
-
 def backward(root: Tensor, gradient: Any = None, retain_graph: bool = False) -> None:
     """Accumulate the gradient of `root` into the leaves it came from. Collective over the mesh.
 
@@ -187,8 +186,8 @@ def _visit(node: Node, retain_graph: bool) -> None:
         else:
             gradient = settle(contributions, rule.out.resolved)
             grads = node.op.backward(rule, node.saved, gradient, node.needs)
-            if _observers:
-                for observer in _observers:
+            if observers:
+                for observer in observers:
                     observer(node, gradient, grads)
     if not retain_graph:
         node.saved = node.rule = None

@@ -312,13 +312,13 @@ def test_a_failing_rule_leaves_no_half_gradients_behind() -> None:
         if broken["on"]:
             raise KeyError("stop")
 
-    hp.autograd.observe(stop)
+    hp.autograd.observers.append(stop)
     try:
         with pytest.raises(KeyError):
             y.backward(retain_graph=True)
     finally:
         broken["on"] = False
-        hp.autograd._observers.remove(stop)
+        hp.autograd.observers.remove(stop)
     y.backward()
     assert np.array_equal(x.grad.numpy(), np.full(4, 8.0))
 
@@ -334,11 +334,11 @@ def test_hooks_see_complete_gradients_while_the_walk_goes_on() -> None:
         w.on_gradient(lambda w, name=name: seen.append((name, float(w.grad.shard.sum()))))
     x = operand(np.ones(3), mesh_of_all())
     order: list[str] = []
-    hp.autograd.observe(lambda node, *_: order.append(f"{node.op.name} after {len(seen)}"))
+    hp.autograd.observers.append(lambda node, *_: order.append(f"{node.op.name} after {len(seen)}"))
     try:
         ((x * first) * second * second).sum().backward()
     finally:
-        hp.autograd._observers.pop()
+        hp.autograd.observers.pop()
     assert [name for name, _ in seen] == ["second", "first"]
     assert seen[0][1] == 3 * 2 * 2.0 * 5 and seen[1][1] == 3 * 25.0
     assert order == ["sum after 0", "mul after 0", "mul after 0", "mul after 1"]

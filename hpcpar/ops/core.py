@@ -28,8 +28,10 @@ class Observer(Protocol):
     def before(self, op: Op, rule: Rule, tensors: tuple[Tensor, ...]) -> None:
         """Called before an operand is moved, hence before any message."""
 
-    def after(self, op: Op, rule: Rule, tensors: tuple[Tensor, ...], out: Tensor, extra: Any) -> None:
-        """Called with the result."""
+    def after(
+        self, op: Op, rule: Rule, tensors: tuple[Tensor, ...], arrays: list[Any], out: Tensor, extra: Any
+    ) -> None:
+        """Called with the operands as they were moved, and the result."""
 
 
 observers: list[Observer] = []
@@ -71,8 +73,9 @@ class Op:
     """Base of all operations; an instance without state serves every call.
 
     A subclass gives `rule`, `forward` and `backward`. `linear` says in which operands it is linear (for the checked
-    mode): in each one on its own (``"each"``), in all together (``"sum"``), in the one operand up to a constant, which
-    is the call's `extra` (``"shift"``), or ``None``.
+    mode): in each of the first two on its own, while further ones are added to their product, as a bias is
+    (``"each"``); in all together (``"sum"``); in the one operand up to a number, the call's `extra`, that is added
+    (``"shift"``); or in none (``None``).
     """
 
     name = "op"
@@ -125,7 +128,7 @@ class Op:
                 out.node = Node(rule.out, self, rule, tuple([t.node for t in tensors]), needs, saved)
         if observers:
             for observer in observers:
-                observer.after(self, rule, tensors, out, extra)
+                observer.after(self, rule, tensors, arrays, out, extra)
         return out
 
     def _make_rule(self, key: Hashable, tensors: tuple[Tensor, ...], static: tuple) -> Rule:

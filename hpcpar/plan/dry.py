@@ -155,7 +155,9 @@ class _Recorder:
         add(self.bill.rest, self.gained())
         self.before_op = self.ledger.live
 
-    def after(self, op: core.Op, rule: core.Rule, tensors: tuple[Tensor, ...], out: Tensor, extra: Any) -> None:
+    def after(
+        self, op: core.Op, rule: core.Rule, tensors: tuple[Tensor, ...], arrays: list[Any], out: Tensor, extra: Any
+    ) -> None:
         kept = self.ledger.live - self.before_op
         operand = rule.grads[0].resolved
         line = Line(scope.current(), op.name, operand, rule.out, extra, op.flops(rule), kept, self.gained())
@@ -190,12 +192,12 @@ def total_bytes(messages: Messages, operation: str | None = None) -> float:
 
 @contextmanager
 def _recording(recorder: _Recorder) -> Iterator[None]:
-    held = core.observers[:], autograd._observers[:]
-    core.observers[:], autograd._observers[:] = [recorder], [recorder.backward]
+    held = core.observers[:], autograd.observers[:]
+    core.observers[:], autograd.observers[:] = [recorder], [recorder.backward]
     try:
         yield
     finally:
-        core.observers[:], autograd._observers[:] = held
+        core.observers[:], autograd.observers[:] = held
 
 
 def dry_run(task: Task, shape: dict[str, int], rank: int = 0) -> Bill:

@@ -7,7 +7,7 @@ longer for one large call, and because counts must stay far below 2**31.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,9 @@ PIECE_BYTES = 2 << 20
 """Reductions are sent in pieces of this many bytes."""
 
 _TAG_MOVE = 7
+
+inspector: Callable[[Comm, str, Any], None] | None = None
+"""Called as ``inspector(comm, operation, facts)`` before each collective, while the checked mode is on."""
 
 
 class Comm:
@@ -60,6 +63,8 @@ class Comm:
         """
         if self.size == 1:
             return array
+        if inspector is not None:
+            inspector(self, "all_reduce", f"{op} of {tuple(array.shape)} {array.dtype}")
         host = to_host(array)
         counter.record("all_reduce", self.name, 1, 2 * (self.size - 1) / self.size * host.nbytes)
         if op != "sum":
@@ -96,6 +101,8 @@ class Comm:
         """
         if self.size == 1:
             return pieces[0]
+        if inspector is not None:
+            inspector(self, "reduce_scatter", f"{[tuple(p.shape) for p in pieces]} {pieces[0].dtype}")
         reference = pieces[0]
         hosts = [to_host(p) for p in pieces]
         shape, dtype = hosts[self.rank].shape, hosts[self.rank].dtype
@@ -119,6 +126,10 @@ class Comm:
         """Return every rank's array; `shapes[r]` is the shape that rank r holds."""
         if self.size == 1:
             return [array]
+        if inspector is not None:
+            fits = tuple(array.shape) == tuple(shapes[self.rank])
+            odd = "" if fits else f", of which this one is {tuple(array.shape)}"
+            inspector(self, "all_gather", f"{[tuple(s) for s in shapes]}{odd} {array.dtype}")
         host = to_host(array)
         counts = [int(np.prod(s, dtype=np.int64)) for s in shapes]
         counter.record("all_gather", self.name, 1, (sum(counts) - counts[self.rank]) * host.itemsize)
@@ -157,6 +168,15 @@ class Comm:
         Both sides derive the messages from the same plan; nothing is negotiated and nothing of size zero is sent.
         What arrives lies where `like_array` does, by default where the first array sent does (host or GPU).
         """
+        if inspector is not None:
+            inspector(
+                self,
+                "exchange",
+                (
+                    {peer: (tuple(a.shape), str(a.dtype)) for peer, a in sends.items()},
+                    {peer: (tuple(shape), str(np.dtype(dtype))) for peer, (shape, dtype) in receives.items()},
+                ),
+            )
         limit = 1 << 30
         reference = next(iter(sends.values()), None) if like_array is None else like_array
         out = {peer: np.empty(shape, dtype) for peer, (shape, dtype) in receives.items()}
@@ -185,6 +205,8 @@ class Comm:
         """Give every rank the array of rank `root`; all ranks pass an array of its shape and dtype."""
         if self.size == 1:
             return array
+        if inspector is not None:
+            inspector(self, "broadcast", f"{tuple(array.shape)} {array.dtype} from rank {root}")
         host = to_host(array)
         work = host.copy()
         raw = work.reshape(work.size).view(np.uint8)

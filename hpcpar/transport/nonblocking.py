@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from hpcpar.transport import comm as comm_module
 from hpcpar.transport import counter
 from hpcpar.transport.comm import PIECE_BYTES, Comm
 from hpcpar.transport.device import is_device, like, to_host
@@ -34,6 +35,8 @@ class Reduction:
         self._host: np.ndarray = to_host(buffer)
         self._requests: list[MPI.Request] = []
         if comm.size > 1:
+            if comm_module.inspector is not None:
+                comm_module.inspector(comm, "sum under way", f"{self._host.shape} {self._host.dtype}")
             counter.record("all_reduce", comm.name, 1, 2 * (comm.size - 1) / comm.size * self._host.nbytes)
             step = max(1, PIECE_BYTES // self._host.itemsize)
             self._requests = [] if comm.handle is None else [
