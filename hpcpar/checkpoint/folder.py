@@ -116,8 +116,9 @@ class Folder:
             shutil.rmtree(leftover, ignore_errors=True)
 
     def retire(self) -> Path | None:
-        """Rename the whole folder, if there is one, to the first free ``checkpoints.N``: a new run begins here."""
-        if not self.path.exists():
+        """Rename the folder, if it holds checkpoints, to the first free ``checkpoints.N``: a new run begins here."""
+        if not self.steps():
+            self.clear_leftovers()
             return None
         number = 1
         while (target := self.path.with_name(f"{self.path.name}.{number}")).exists():

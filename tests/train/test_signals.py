@@ -1,55 +1,103 @@
-"""The warning before the time limit: noted when training is ready for it, and not deadly before."""
+"""A signal to any one rank: all ranks save the same step, leave with status 75, and go on exactly."""
 
 import os
 import signal
-import subprocess
 import sys
 
 import pytest
 
-from hpcpar.train.signals import StopSignals
+from hpcpar.checkpoint import Checkpoint, Folder
+from hpcpar.testing import mpi_run
+from hpcpar.testing.small_job import assert_same_run, write_small_job
+from hpcpar.train.signals import EXIT_REQUEUE, StopSignals
 
-pytestmark = pytest.mark.serial
-
-
-EARLY = """
-import os, signal
-from hpcpar.train.signals import StopSignals, held_back
-
-with held_back():
-    import numpy  # its threads are made while the signal is held back, and hold it back too
-    os.kill(os.getpid(), signal.SIGUSR1)
-    notes = StopSignals()
-    before = notes.asked
-    if {installed}:
-        notes.install()
-    print(before, notes.asked)
-    notes.remove()
-print(signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL, signal.pthread_sigmask(signal.SIG_BLOCK, ()))
-"""
+pytestmark = pytest.mark.spawns_mpi
+WORDS = ("mesh.batch=1", "mesh.depth=-1", "checkpoint.every=0")
 
 
-@pytest.mark.parametrize("installed", [True, False], ids=["handler", "no-handler"])
-def test_a_warning_that_comes_early_waits_for_the_handler_and_without_one_ends_nothing(installed):
-    """In a process of its own: a signal to this one may go to any thread that somebody has started."""
-    words = [sys.executable, "-c", EARLY.format(installed=installed)]
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OPENBLAS_NUM_THREADS": "2"}
-    run = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60)
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.splitlines() == [f"False {installed}", "True set()"]
+@pytest.fixture
+def job_file(tmp_path):
+    return write_small_job(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["SIGUSR1", "SIGTERM"])
-def test_signals_mean_again_what_they_meant_after_training(name):
-    number = getattr(signal, name)
-    before = signal.getsignal(number)
-    notes = StopSignals()
-    notes.install()
-    os.kill(os.getpid(), number)
-    notes.remove()
-    assert notes.asked and signal.getsignal(number) == before
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run that nobody stopped."""
+    job_file = write_small_job(tmp_path_factory.mktemp("whole"))
+    mpi_run(2, ["-m", "hpcpar", *command(job_file, "run")]).check()
+    return job_file.parent / "run"
 
 
-def test_without_holding_back_the_early_warning_would_end_the_process():
-    program = "import os, signal; os.kill(os.getpid(), signal.SIGUSR1)"
-    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == -signal.SIGUSR1
+def command(job_file, run, *more):
+    sets = [f"run.dir={job_file.parent / run}", *WORDS]
+    return ["train", str(job_file), *(w for s in sets for w in ("--set", s)), *more]
+
+
+def signalled(words, place, rank, number):
+    """The command on one rank; rank `rank` gets a signal at a place in its work."""
+    from mpi4py import MPI
+
+    from hpcpar.cli.main import main
+    from hpcpar.data.hdf5 import HDF5Dataset
+    from hpcpar.train import evaluate
+    from hpcpar.train.trainer import Trainer
+
+    sent = []
+
+    def before(owner, name, call_number):
+        """Send the signal to this process in the given call of a method."""
+        original, calls = getattr(owner, name), []
+
+        def calling(*args, **kwargs):
+            calls.append(None)
+            if len(calls) == call_number and MPI.COMM_WORLD.rank == rank:
+                sent.append(os.kill(os.getpid(), number))
+            return original(*args, **kwargs)
+
+        setattr(owner, name, calling)
+
+    if place == "train":
+        before(Trainer, "train_step", 3)
+    elif place == "validation":
+        before(evaluate.Segmentation, "add", 2)  # the second batch of the validation at step 4
+    elif place == "data":
+        before(HDF5Dataset, "read", 15)  # in the thread that reads ahead, while the main thread works or waits
+    elif place == "start":
+        before(Trainer, "_introduce", 1)
+    code = main(words)
+    assert bool(sent) == (MPI.COMM_WORLD.rank == rank)
+    sys.exit(code)
+
+
+@pytest.mark.parametrize(
+    ("place", "rank", "number", "step"),
+    [
+        ("train", 1, signal.SIGUSR1, 3),
+        ("validation", 0, signal.SIGTERM, 4),
+        ("data", 1, signal.SIGUSR1, None),
+        ("start", 1, signal.SIGTERM, 1),
+    ],
+    ids=["train", "validation", "data", "start"],
+)
+def test_all_ranks_save_the_same_step_and_go_on_exactly(job_file, whole, place, rank, number, step):
+    run = mpi_run(2, signalled, command(job_file, "run"), place, rank, number)
+    assert run.returncode == EXIT_REQUEUE, run.transcript()
+    assert run.stdout.count("asked to stop: saved") == 1 and "Traceback" not in run.stderr
+    folder = Folder(job_file.parent / "run" / "checkpoints")
+    (saved,) = folder.steps()
+    assert saved == (step or saved) and saved < 7
+    Checkpoint(folder.at(saved)).verify()
+
+    resumed = mpi_run(2, ["-m", "hpcpar", *command(job_file, "run", "--resume", "auto")]).check()
+    assert f"step-{saved:08d}" in resumed.stdout
+    assert_same_run(job_file.parent / "run", whole)
+
+
+def test_signals_have_their_old_meaning_afterwards():
+    before = signal.getsignal(signal.SIGTERM)
+    signals = StopSignals()
+    signals.install()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert signals.asked
+    signals.remove()
+    assert signal.getsignal(signal.SIGTERM) is before
