@@ -88,7 +88,8 @@ class Line:
     flops : int
         Of the forward pass, products only, of all ranks together.
     kept : int
-        Bytes that this rank holds more after the operation, for backward and for what comes next.
+        Bytes that this rank holds more when the next operation starts, for it and for backward; an operation that takes
+        the place of its operand keeps nothing more. Together they are the activations at the end of forward.
     forward, backward : Messages
         Messages of this rank, moves of operands and settling of gradients included.
     """
@@ -153,17 +154,22 @@ class _Recorder:
 
     def before(self, op: core.Op, rule: core.Rule, tensors: tuple[Tensor, ...]) -> None:
         add(self.bill.rest, self.gained())
-        self.before_op = self.ledger.live
+        self.settle()
 
     def after(
         self, op: core.Op, rule: core.Rule, tensors: tuple[Tensor, ...], arrays: list[Any], out: Tensor, extra: Any
     ) -> None:
-        kept = self.ledger.live - self.before_op
         operand = rule.grads[0].resolved
-        line = Line(scope.current(), op.name, operand, rule.out, extra, op.flops(rule), kept, self.gained())
+        line = Line(scope.current(), op.name, operand, rule.out, extra, op.flops(rule), 0, self.gained())
         self.bill.lines.append(line)
         if out.node is not None:
             self.nodes[out.node] = line
+
+    def settle(self) -> None:
+        """Say what the last operation keeps, now that its operands are gone if nobody else holds them."""
+        if self.bill.lines:
+            self.bill.lines[-1].kept = self.ledger.live - self.before_op
+        self.before_op = self.ledger.live
 
     def backward(self, node: autograd.Node, gradient: Any, gradients: Any) -> None:
         add(self.nodes[node].backward, self.gained())
@@ -245,6 +251,7 @@ def _step(task: Task, mesh: VirtualMesh, ledger: Ledger, bill: Bill) -> None:
     ledger.peak = ledger.live
     with counter.counting() as counts, _recording(recorder):
         loss = task.loss(model(x), y)
+        recorder.settle()
         memory["activations"] = ledger.live - memory["parameters"] - memory["input"]
         add(bill.rest, recorder.gained())
         loss.backward()

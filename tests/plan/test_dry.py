@@ -57,6 +57,7 @@ def test_a_dry_run_counts_exactly_the_messages_of_a_real_step_on_every_rank(task
 @pytest.mark.parametrize("shape", MESHES, ids=NAMES)
 def test_the_parts_of_a_bill_add_up_to_it(task, shape) -> None:
     bill = dry_run(task, shape)
+    assert sum(line.kept for line in bill.lines) == pytest.approx(bill.memory["activations"], rel=1e-3, abs=1000)
     parts: Messages = {}
     for messages in (bill.gradients, bill.rest, *(m for line in bill.lines for m in (line.forward, line.backward))):
         add(parts, messages)
