@@ -85,7 +85,7 @@ add_into = operation("optimizer", _optimizer.add_into)
 pack, unpack = _optimizer.pack, _optimizer.unpack
 
 __all__ = [
-    "KernelWarning", "available", "describe", "operation", "use",
+    "KernelWarning", "available", "describe", "memory", "operation", "outline", "use",
     "array_module", "empty_channels_last", "is_channels_last", "last", "memory_view", "to_channels_last",
     "conv_forward", "conv_backward_data", "conv_backward_weight",
     "max_pool_forward", "max_pool_backward", "avg_pool_forward", "avg_pool_backward",

@@ -52,6 +52,7 @@ class _State:
     host: dict[str, tuple[Callable, ...]] = {}         # operation -> implementations in order
     device: dict[str, tuple[Callable, ...]] = {}
     outline: dict[str, tuple[Callable, ...]] = {}      # of arrays without storage
+    wrap: Callable[[str, Callable], Callable] | None = None
 
 
 #: Operation -> (family, reference implementation).
@@ -123,6 +124,18 @@ def use(**families: str) -> Iterator[None]:
         yield
     finally:
         _choose(before)
+
+
+@contextmanager
+def wrapped(wrap: Callable[[str, Callable], Callable]) -> Iterator[None]:
+    """Context in which ``wrap(operation, implementation)`` runs in place of every implementation on the host."""
+    _State.wrap = wrap
+    _State.host.clear()
+    try:
+        yield
+    finally:
+        _State.wrap = None
+        _State.host.clear()
 
 
 def available(name: str) -> bool:
@@ -198,7 +211,10 @@ def _resolve(name: str, chains: dict[str, tuple[Callable, ...]]) -> tuple[Callab
         function = getattr(_module(implementation, family), name, None)
         if function is not None:
             found.append(function)
-    chains[name] = (*found, reference)
+    found.append(reference)
+    if _State.wrap is not None and chains is _State.host:
+        found = [_State.wrap(name, function) for function in found]
+    chains[name] = tuple(found)
     return chains[name]
 
 

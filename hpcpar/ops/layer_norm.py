@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcpar import kernels
 from hpcpar.layout.layout import Layout
 from hpcpar.ops.core import Op, Rule
 from hpcpar.ops.norm import block_counts, merged_moments
@@ -34,6 +35,10 @@ class _Plan:
         self.count = sum(self.counts)
         self.own = prod(sig.local_shape[d] for d in self.row)
 
+    def rows(self, a: Any) -> Any:
+        """View of a local array as (rows, what this rank has of each)."""
+        return a.reshape(prod(a.shape[d] for d in self.leading), self.own)
+
 
 class LayerNorm(Op):
     """Normalise each row, the last dims of a sample, to mean 0 and variance 1; then weight and bias."""
@@ -52,38 +57,27 @@ class LayerNorm(Op):
     def forward(self, rule: Rule, arrays: Sequence[Any], extra: Any) -> tuple[Any, Any]:
         x, weight, bias = (*arrays, None, None)[:3]
         plan: _Plan = rule.plan
-        own = max(plan.own, 1)
-        mean = x.sum(axis=plan.row, keepdims=True, dtype=np.float64) / own
-        # what is left of the mean in float32 is taken away in a second step
-        high = mean.astype(x.dtype)
-        low = (mean - high).astype(x.dtype)
-        centred = (x - high) - low
-        m2 = (centred * centred).sum(axis=plan.row, keepdims=True, dtype=np.float64)
-        if plan.comm.size > 1:
-            whole, m2 = merged_moments(plan.comm, plan.counts, mean, m2)
-            high = whole.astype(x.dtype)
-            centred = (x - high) - (whole - high).astype(x.dtype)
-        inv_std = (1 / np.sqrt(m2 / max(plan.count, 1) + extra)).astype(x.dtype)
-        normal = np.multiply(centred, inv_std, out=centred)
-        y = normal if weight is None else normal * weight
-        return y if bias is None else y + bias, (normal, inv_std, weight, bias is not None)
+        rows = plan.rows(x)
+        mean, m2 = merged_moments(plan.comm, plan.counts, *kernels.row_moments(rows))
+        inv_std = 1 / np.sqrt(m2 / max(plan.count, 1) + extra)
+        weight = None if weight is None else weight.reshape(plan.own)
+        y = kernels.row_normalize(rows, mean, inv_std, weight, None if bias is None else bias.reshape(plan.own))
+        return y.reshape(x.shape), (rows, mean, inv_std, weight, bias is not None)
 
     def backward(self, rule: Rule, saved: Any, g: Any, needs: tuple[bool, ...]) -> tuple:
-        normal, inv_std, weight, has_bias = saved
+        rows, mean, inv_std, weight, has_bias = saved
         plan: _Plan = rule.plan
+        shape = [g.shape[d] for d in plan.row]
+        flat = plan.rows(g)
+        s1, s2, dweight, dbias = kernels.row_grad_sums(flat, rows, mean, inv_std, weight)
         grads: list[Any] = [None]
         if weight is not None:
-            grads.append((g * normal).sum(axis=plan.leading))
+            grads.append(dweight.astype(g.dtype).reshape(shape))
         if has_bias:
-            grads.append(g.sum(axis=plan.leading))
+            grads.append(dbias.astype(g.dtype).reshape(shape))
         if needs[0]:
-            scaled = g if weight is None else g * weight
-            sums = np.stack([
-                scaled.sum(axis=plan.row, keepdims=True, dtype=np.float64),
-                (scaled * normal).sum(axis=plan.row, keepdims=True, dtype=np.float64),
-            ])  # fmt: skip
-            first, second = (plan.comm.all_reduce(sums) / max(plan.count, 1)).astype(g.dtype)
-            grads[0] = inv_std * (scaled - first - normal * second)
+            first, second = plan.comm.all_reduce(np.stack([s1, s2])) / max(plan.count, 1)
+            grads[0] = kernels.row_grad_input(flat, rows, mean, inv_std, weight, first, second).reshape(g.shape)
         return tuple(grads)
 
 
