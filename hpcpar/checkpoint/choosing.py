@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcpar.checkpoint.folder import Folder, is_checkpoint
+from hpcpar.checkpoint.folder import candidates
 from hpcpar.checkpoint.manifest import CheckpointError
 from hpcpar.checkpoint.reading import Checkpoint
 from hpcpar.transport import Comm
@@ -35,15 +35,15 @@ def choose(path: str | Path, comm: Comm, say: Callable[[str], None]) -> Choice:
     CheckpointError
         On all ranks: there are checkpoints, and none of them is whole. Names each and what is wrong with it.
     """
-    candidates = comm.broadcast_object(_candidates(Path(path)) if comm.rank == 0 else None)
+    found = comm.broadcast_object(candidates(Path(path)) if comm.rank == 0 else None)
     passed_over: dict[Path, str] = {}
-    for candidate in candidates:
+    for candidate in found:
         checkpoint, fault = _open(candidate, comm)
         faults = comm.gather_objects(fault)
-        found = {text: rank for rank, text in reversed(list(enumerate(faults))) if text is not None}
-        if not found:
+        told = {text: rank for rank, text in reversed(list(enumerate(faults))) if text is not None}
+        if not told:
             return Choice(checkpoint, passed_over)
-        text = "; ".join(f"{text} (rank {rank})" for text, rank in found.items())
+        text = "; ".join(f"{text} (rank {rank})" for text, rank in told.items())
         passed_over[candidate] = text
         if comm.rank == 0:
             say(f"WARNING: {candidate} cannot be used: {text}")
@@ -51,19 +51,6 @@ def choose(path: str | Path, comm: Comm, say: Callable[[str], None]) -> Choice:
         lines = "".join(f"\n  {candidate.name}: {text}" for candidate, text in passed_over.items())
         raise CheckpointError(f"no checkpoint in {path} is whole:{lines}")
     return Choice(None, {})
-
-
-def find_folder(path: Path) -> Path:
-    """Return the folder of checkpoints that a path means: itself, or ``checkpoints`` in a run directory."""
-    inside = path / "checkpoints"
-    return inside if inside.is_dir() and not Folder(path).steps() else path
-
-
-def _candidates(path: Path) -> list[Path]:
-    if is_checkpoint(path):
-        return [path]
-    folder = Folder(find_folder(path))
-    return [folder.at(step) for step in folder.steps()]
 
 
 def _open(path: Path, comm: Comm) -> tuple[Checkpoint | None, str | None]:

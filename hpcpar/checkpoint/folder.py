@@ -127,6 +127,12 @@ class Folder:
         return target
 
 
-def is_checkpoint(path: Path) -> bool:
-    """Whether a path is one checkpoint, not a folder of several."""
-    return bool(_NAME.fullmatch(path.name)) or (path / manifest.NAME).exists()
+def candidates(path: Path) -> list[Path]:
+    """Return the checkpoints that a path means, the newest first: itself, those in it, or in ``checkpoints`` in it."""
+    if _NAME.fullmatch(path.name) or (path / manifest.NAME).exists():
+        return [path]
+    inside = path / "checkpoints"
+    folder = Folder(path)
+    if not folder.steps() and inside.is_dir():
+        folder = Folder(inside)
+    return [folder.at(step) for step in folder.steps()]

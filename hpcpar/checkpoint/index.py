@@ -16,10 +16,40 @@ from typing import Any
 
 import numpy as np
 
-from hpcpar.checkpoint.manifest import ArrayInfo, StoredFile
+from hpcpar.checkpoint import manifest
+from hpcpar.checkpoint.folder import Folder
+from hpcpar.checkpoint.manifest import ArrayInfo, Manifest, StoredFile
 from hpcpar.checkpoint.pieces import slices
+from hpcpar.checkpoint.shard import named
 
 NAME = "index.h5"
+
+
+def seal(
+    folder: Folder,
+    step: int,
+    arrays: Mapping[str, ArrayInfo],
+    files: Sequence[StoredFile],
+    scalars: Mapping[str, np.ndarray],
+    state: Mapping[str, Any],
+    keep: int,
+) -> Path:
+    """Finish a checkpoint whose shards are on the disk: index, manifest, and its name. One rank alone calls it.
+
+    Raises
+    ------
+    OSError
+        With the name of the file.
+    """
+    aside = folder.aside(step)
+    try:
+        files = [*files, write_index(aside, arrays, files, scalars, state)]
+        path = aside / manifest.NAME
+        path.write_text(Manifest(step, dict(state), dict(arrays), tuple(files)).dumps(), encoding="utf-8")
+        sealed(path)
+        return folder.publish(step, keep)
+    except OSError as error:
+        raise error if error.filename else named(error, aside) from error
 
 
 def write_index(

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from hpcpar.checkpoint import index, manifest
 from hpcpar.checkpoint.folder import Folder
-from hpcpar.checkpoint.manifest import ArrayInfo, Manifest, StoredFile
-from hpcpar.checkpoint.shard import named, write_shard
+from hpcpar.checkpoint.index import seal
+from hpcpar.checkpoint.manifest import ArrayInfo, StoredFile
+from hpcpar.checkpoint.shard import write_shard
 from hpcpar.checkpoint.snapshot import Snapshot, describe_arrays
 from hpcpar.tensors import Tensor
 from hpcpar.transport import Comm
@@ -203,15 +203,7 @@ class Saver:
             arrays.update(report.arrays)
             scalars.update(report.scalars)
         files = [report.file for report in reports if report.file is not None]
-        aside = self.folder.aside(self._step)
-        try:
-            files.append(index.write_index(aside, arrays, files, scalars, self._state))
-            path = aside / manifest.NAME
-            path.write_text(Manifest(self._step, self._state, arrays, tuple(files)).dumps(), encoding="utf-8")
-            index.sealed(path)
-            self.folder.publish(self._step, self.keep)
-        except OSError as error:
-            raise error if error.filename else named(error, aside) from error
+        seal(self.folder, self._step, arrays, files, scalars, self._state, self.keep)
 
 
 def _write(path: Path, parts: list, arrays: dict[str, ArrayInfo], guarded: str) -> Report:
