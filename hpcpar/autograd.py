@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 Contributions = dict[Signature, Any]
 
 _enabled = True
+_epoch = 0
 _next = count().__next__
 observers: list[Callable[..., None]] = []
 """Called as ``observer(node, gradient, gradients)`` after the gradient rule of each node (the checked mode does)."""
@@ -99,6 +100,11 @@ def grad_enabled() -> bool:
     return _enabled
 
 
+def epoch() -> int:
+    """Return how often backward has been called: a date in the program that is the same on all ranks."""
+    return _epoch
+
+
 @contextmanager
 def no_grad() -> Iterator[None]:
     """Record nothing inside the block (also usable as a decorator)."""
@@ -135,6 +141,8 @@ def backward(root: Tensor, gradient: Any = None, retain_graph: bool = False) -> 
     retain_graph : bool
         Keep what the nodes saved, so that the same graph can be walked again.
     """
+    global _epoch
+    _epoch += 1
     if root.node is None:
         raise RuntimeError("backward of a tensor that does not require a gradient")
     if gradient is None:

@@ -12,7 +12,7 @@ from hpcpar import autograd
 from hpcpar.autograd import Contributions, Node
 from hpcpar.layout.layout import Layout
 from hpcpar.mesh import Mesh, current_mesh
-from hpcpar.primitives.repartition import move
+from hpcpar.primitives.repartition import move, plan
 from hpcpar.signature import Signature, signature
 
 
@@ -117,7 +117,8 @@ class Tensor:
             raise ValueError(f"item() of a tensor of shape {self.shape}; only one element can be a number")
         if self.sig.partial or self.sig.split_axes:
             raise RuntimeError(
-                f"the value lies on several ranks as {self.layout!r}; call .resolve() (collective) before item() or float()"
+                f"the value lies on several ranks as {self.layout!r}: "
+                f"call .resolve() (collective) before item() or float()"
             )
         return self._data.item()
 
@@ -135,19 +136,23 @@ class Tensor:
         return Tensor(self._data, self.sig)
 
     def moved(self, target: Signature) -> Any:
-        """Return this rank's shard under another signature; a move is made once while anybody holds its result."""
+        """Return this rank's shard under another signature; a move that sends is made once while its result lives.
+
+        Whether a result is found again must be the same on all ranks. So only moves with messages are remembered (the
+        result of others may be this very array, on some ranks), and only until the next backward: after it what lives
+        depends on when each rank's garbage is collected.
+        """
         if target is self.sig:
             return self._data
-        if self._moved is None:
-            self._moved = []
-        for sig, held in self._moved:
-            if sig is target:
+        for sig, held, epoch in self._moved or ():
+            if sig is target and epoch == autograd.epoch():
                 array = held()
                 if array is not None:
                     return array
         array = move(self._data, self.sig, target)
-        self._moved = [(s, h) for s, h in self._moved if h() is not None and s is not target]
-        self._moved.append((target, weakref.ref(array)))
+        if plan(self.sig, target).sends:
+            kept = [entry for entry in self._moved or () if entry[0] is not target and entry[1]() is not None]
+            self._moved = [*kept, (target, weakref.ref(array), autograd.epoch())]
         return array
 
     def set_data(self, data: Any) -> None:

@@ -342,3 +342,32 @@ def test_hooks_see_complete_gradients_while_the_walk_goes_on() -> None:
     assert [name for name, _ in seen] == ["second", "first"]
     assert seen[0][1] == 3 * 2 * 2.0 * 5 and seen[1][1] == 3 * 25.0
     assert order == ["sum after 0", "mul after 0", "mul after 0", "mul after 1"]
+
+
+# ---- what is remembered
+
+
+@pytest.mark.ranks(min=2)
+def test_a_move_is_remembered_by_all_ranks_or_by_none() -> None:
+    """The mask of a replicated bias is the bias itself on index 0, which always lives, and zeros elsewhere."""
+    mesh = mesh_of_all()
+    bias = operand(np.ones(4), mesh)
+    partial = bias.sig.with_layout(Layout(partial="a"))
+    bias.moved(partial)
+    assert not any(mesh.world.gather_objects(bool(bias._moved)))
+    split = operand(np.ones(4), mesh, Layout("a"))
+    held = split.moved(bias.sig)
+    assert all(mesh.world.gather_objects(split.moved(bias.sig) is held))
+
+
+@pytest.mark.ranks(min=2)
+def test_what_was_moved_before_a_backward_is_moved_again_after_it() -> None:
+    """Garbage is collected at other times on other ranks; a step must not depend on it."""
+    mesh = mesh_of_all()
+    x = operand(np.ones((4, 3)), mesh, Layout("a"))
+    whole = x.sig.with_layout(Layout())
+    held = x.moved(whole)
+    leaf(np.ones(2)).sum().backward()
+    with counter.counting() as sent:
+        again = x.moved(whole)
+    assert sent and again is not held and np.array_equal(again, held)

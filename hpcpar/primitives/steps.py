@@ -175,6 +175,11 @@ class Plan:
     steps: tuple[Any, ...]
     words: float
 
+    @property
+    def sends(self) -> bool:
+        """Whether messages belong to it, on any rank."""
+        return any(isinstance(step, (AllReduce, ReduceScatter, AllGather, Exchange)) for step in self.steps)
+
     def __call__(self, array: Any) -> Any:
         for step in self.steps:
             array = step(array)
