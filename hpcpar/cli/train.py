@@ -8,6 +8,7 @@ SIGUSR1 or SIGTERM to any rank: all ranks save a checkpoint at the same step, an
 from __future__ import annotations
 
 import argparse
+from contextlib import nullcontext
 
 SUMMARY = "train the network of a configuration file"
 PARALLEL = True
@@ -20,6 +21,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--resume",
         metavar="auto|DIR",
         help="go on from the newest whole checkpoint: of the run directory (auto), or of a run or checkpoint named",
+    )
+    parser.add_argument(
+        "--checked",
+        action="store_true",
+        help="hold every operation and message to what it claims, and stop at the first that lies (slow, small runs)",
     )
 
 
@@ -42,12 +48,14 @@ def run(args: argparse.Namespace) -> int:
 
     job = load_job(args.job, args.overrides)
 
+    from hpcpar.checks import checked
     from hpcpar.train.signals import EXIT_REQUEUE, Interrupted
     from hpcpar.train.trainer import train
     from hpcpar.transport import system
 
     try:
-        train(job, args.resume)
+        with checked() if args.checked else nullcontext():
+            train(job, args.resume)
     except Interrupted:
         return EXIT_REQUEUE
     if system.world()[0] == 0:

@@ -269,3 +269,37 @@ def test_a_file_that_vanishes_is_named(job_file):
     assert run.returncode != 0 and run.seconds < 40
     assert "train" in run.stderr and "does not exist" in run.stderr, run.transcript()
     assert checkpoints(job_file).steps() == [2]
+
+
+def out_of_step(words):
+    """In step 2 rank 1 calls a collective that rank 0 does not."""
+    import sys
+
+    import numpy as np
+    from mpi4py import MPI
+
+    from hpcpar.cli.main import main
+    from hpcpar.train.trainer import Trainer
+
+    original = Trainer.train_step
+
+    def train_step(self, batches):
+        if self.step == 1 and MPI.COMM_WORLD.rank == 1:
+            self.mesh.world.all_reduce(np.zeros(3))
+        return original(self, batches)
+
+    Trainer.train_step = train_step
+    sys.exit(main(words))
+
+
+def test_the_checked_mode_names_both_sides_of_the_first_mismatch(job_file):
+    run = mpi_run(2, out_of_step, [*command(job_file, "run"), "--checked"])
+    assert run.returncode not in (0, 75) and run.seconds < 60
+    line = next(line for line in run.stderr.splitlines() if "CheckError: " in line)
+    assert "rank 0 applies down0.conv1.conv on " in line and "rank 1" in line and "all_reduce" in line
+
+
+def test_the_checked_mode_changes_no_result(job_file, whole):
+    run = mpi_run(2, ["-m", "hpcpar", *command(job_file), "--checked"], timeout=180)
+    assert run.check().returncode == 0
+    assert_same_run(job_file.parent / "run", whole)
