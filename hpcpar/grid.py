@@ -107,6 +107,11 @@ class Grid:
             comm = self._comms[key] = self._make_comm(key)
         return comm
 
+    def members(self, *axes: str) -> list[int]:
+        """Return the ranks that differ from this one along `axes` only, in the order of ``comm(*axes)``."""
+        self._check(axes)
+        return self._members(tuple(axes))
+
     def _members(self, free: tuple[str, ...]) -> list[int]:
         """Ranks that share this rank's coordinates on all axes but `free`, in row-major order."""
         ranks = [0]

@@ -10,6 +10,7 @@ import numpy as np
 from hpcpar.kernels.arrays import zeros_channels_last
 from hpcpar.layout.maps import Map, Run
 from hpcpar.layout.plan import DimPlan, block_plan
+from hpcpar.primitives.channel import Pending
 from hpcpar.primitives.halo import HaloExchange
 from hpcpar.primitives.stencil import split_halo
 from hpcpar.signature import Signature
@@ -97,6 +98,14 @@ class Halo:
         if self.part is not None:
             return array if self.trivial else array[(..., *self.part)]
         return self.exchange(array)(array, fill)
+
+    def start(self, array: Any, fill: Any = 0) -> Pending:
+        """Start the exchange; `Pending.wait` returns the buffer."""
+        return Pending(self(array, fill)) if self.part is not None else self.exchange(array).start(array, fill)
+
+    def start_adjoint(self, g: Any) -> Pending:
+        """Start the adjoint; `Pending.wait` returns the sum."""
+        return Pending(self.adjoint(g)) if self.part is not None else self.exchange(g).start_adjoint(g)
 
     def adjoint(self, g: Any) -> Any:
         """Return the sum, on the owners, of the gradient of the buffer."""
