@@ -83,7 +83,10 @@ class Contraction:
             return _turned(a, self.order_out)
         if self.alone[1]:
             b = b.sum(axis=self.alone[1])
-        a, b = _turned(a, self.order_a), _turned(b, self.order_b)
+        if self.order_a is not None:
+            a = a.transpose(self.order_a)
+        if self.order_b is not None:
+            b = b.transpose(self.order_b)
         if self.is_matrix_product:
             return _turned(a.dot(b), self.order_out)
         nb, nl, ni = self.counts

@@ -232,6 +232,8 @@ _comparisons = {
 
 
 def _number(value: Any) -> bool:
+    if isinstance(value, Tensor):  # nearly always
+        return False
     return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
 
 

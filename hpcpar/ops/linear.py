@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -199,6 +200,12 @@ def einsum(equation: str, *operands: Tensor, out: Layout | None = None) -> Tenso
     return result if out is None else repartition(result, out)
 
 
+@cache
+def _linear_equation(ndim: int) -> Equation:
+    rows = "abcdefgh"[: ndim - 1]
+    return parse(f"{rows}y,zy->{rows}z", (ndim, 2))
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Layout | None = None) -> Tensor:
     """Return ``x @ weight.T + bias``.
 
@@ -215,8 +222,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Layout | 
     """
     if weight.ndim != 2 or x.ndim == 0 or x.shape[-1] != weight.shape[1]:
         raise ValueError(f"linear: x of shape {x.shape} does not fit a weight of shape {weight.shape}")
-    rows = "abcdefgh"[: x.ndim - 1]
-    y = _einsum((x, weight), (parse(f"{rows}y,zy->{rows}z", (x.ndim, 2)), out, (x.is_parameter, weight.is_parameter)))
+    y = _einsum((x, weight), (_linear_equation(x.ndim), out, (x.is_parameter, weight.is_parameter)))
     if out is not None:
         y = repartition(y, out)
     return y if bias is None else add(y, bias)
