@@ -76,7 +76,8 @@ class CosmoFlow(nn.Module):
             width = (width - 1) // stride + 1
             self.pooled.append(width > 2)
             if self.pooled[-1]:
-                self.add_module(f"pool{i}", nn.AvgPool3d(3, stride=2, padding=1))
+                fused = None if batch_norm else SLOPE  # the activation is taken along by the norm, else by the pooling
+                self.add_module(f"pool{i}", nn.AvgPool3d(3, stride=2, padding=1, negative_slope=fused))
                 width = (width - 1) // 2 + 1
             channels = filters
         self.batch_norm = batch_norm
@@ -96,7 +97,10 @@ class CosmoFlow(nn.Module):
             raise ValueError(f"CosmoFlow takes (N, {self.in_channels}, {self.width}^3), got {x.shape}")
         for i, pooled in enumerate(self.pooled, 1):
             x = self._modules[f"conv{i}"](x)
-            x = self._modules[f"norm{i}"](x) if self.batch_norm else self.act(x)
+            if self.batch_norm:
+                x = self._modules[f"norm{i}"](x)
+            elif not pooled:
+                x = self.act(x)
             if pooled:
                 x = self._modules[f"pool{i}"](x)
         x = self.act(self.fc1(self.drop(x)))

@@ -64,21 +64,31 @@ class _AvgPool(Module):
         padding: Lengths = 0,
         ceil_mode: bool = False,
         count_include_pad: bool = True,
+        *,
+        negative_slope: float | None = None,
     ) -> None:
         super().__init__()
         self.kernel_size, self.stride = kernel_size, kernel_size if stride is None else stride
         self.padding, self.ceil_mode, self.count_include_pad = padding, ceil_mode, count_include_pad
+        self.negative_slope = negative_slope
 
     def forward(self, x: Tensor) -> Tensor:
         function = getattr(F, f"avg_pool{self.dims}d")
-        return function(x, self.kernel_size, self.stride, self.padding, self.ceil_mode, self.count_include_pad)
+        return function(
+            x, self.kernel_size, self.stride, self.padding, self.ceil_mode, self.count_include_pad,
+            negative_slope=self.negative_slope,
+        )  # fmt: skip
 
     def extra_repr(self) -> str:
-        return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
+        text = f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
+        return text if self.negative_slope is None else f"{text}, negative_slope={self.negative_slope}"
 
 
 class AvgPool1d(_AvgPool):
-    """Mean over windows of (N, C, W); `stride` is the window's size by default."""
+    """Mean over windows of (N, C, W); `stride` is the window's size by default.
+
+    With a `negative_slope` the input passes through leaky ReLU first, in the same pass over memory.
+    """
 
     dims = 1
 

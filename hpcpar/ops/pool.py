@@ -121,6 +121,22 @@ class AvgPool(Op):
         return (halo.adjoint(kernels.avg_pool_backward(g, shape, *arguments)),)
 
 
+class LeakyAvgPool(AvgPool):
+    """Means over windows of leaky ReLU, which is never stored: `extra` is its slope."""
+
+    name = "leaky_avg_pool"
+    linear = None
+
+    def forward(self, rule: Rule, arrays: Sequence[Any], extra: Any) -> tuple[Any, Any]:
+        halo, _, arguments = rule.plan
+        buffer = halo(arrays[0])
+        return kernels.avg_pool_forward(buffer, *arguments, extra), (buffer, extra)
+
+    def backward(self, rule: Rule, saved: Any, g: Any, needs: tuple[bool, ...]) -> tuple:
+        halo, shape, arguments = rule.plan
+        return (halo.adjoint(kernels.avg_pool_backward(g, shape, *arguments, *saved)),)
+
+
 def window_divisors(n: int, o0: int, o1: int, k: int, s: int, p: int, include_pad: bool) -> np.ndarray:
     """Return how many positions of a dim of length n count in the windows of outputs ``[o0, o1)``; float64.
 
@@ -133,7 +149,7 @@ def window_divisors(n: int, o0: int, o1: int, k: int, s: int, p: int, include_pa
     return (last - first).astype(np.float64)
 
 
-_max_pool, _avg_pool = MaxPool(), AvgPool()
+_max_pool, _avg_pool, _leaky_avg_pool = MaxPool(), AvgPool(), LeakyAvgPool()
 
 
 def make_windows(
@@ -178,7 +194,7 @@ def _max(
 
 def _avg(
     ndim: int, x: Tensor, kernel: Lengths, stride: Lengths | None, padding: Lengths, ceil: bool, include_pad: bool,
-    override: int | None,
+    override: int | None, slope: float | None = None,
 ) -> Tensor:  # fmt: skip
     name = f"avg_pool{ndim}d"
     windows = make_windows(name, ndim, kernel, stride, padding, 1, ceil)
@@ -187,7 +203,8 @@ def _avg(
 
     def pool(x: Tensor) -> Tensor:
         check_windows(name, x, windows)
-        return _avg_pool((x,), (windows, bool(include_pad), override))
+        static = (windows, bool(include_pad), override)
+        return _avg_pool((x,), static) if slope is None else _leaky_avg_pool((x,), static, float(slope))
 
     return with_batch(ndim, x, pool)
 
@@ -245,23 +262,23 @@ def max_pool3d(
 
 def avg_pool1d(
     x: Tensor, kernel_size: Lengths, stride: Lengths | None = None, padding: Lengths = 0, ceil_mode: bool = False,
-    count_include_pad: bool = True,
+    count_include_pad: bool = True, *, negative_slope: float | None = None,
 ) -> Tensor:  # fmt: skip
     """Return means over windows of x (N, C, L); see `avg_pool3d`."""
-    return _avg(1, x, kernel_size, stride, padding, ceil_mode, count_include_pad, None)
+    return _avg(1, x, kernel_size, stride, padding, ceil_mode, count_include_pad, None, negative_slope)
 
 
 def avg_pool2d(
     x: Tensor, kernel_size: Lengths, stride: Lengths | None = None, padding: Lengths = 0, ceil_mode: bool = False,
-    count_include_pad: bool = True, divisor_override: int | None = None,
+    count_include_pad: bool = True, divisor_override: int | None = None, *, negative_slope: float | None = None,
 ) -> Tensor:  # fmt: skip
     """Return means over windows of x (N, C, H, W); see `avg_pool3d`."""
-    return _avg(2, x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+    return _avg(2, x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override, negative_slope)
 
 
 def avg_pool3d(
     x: Tensor, kernel_size: Lengths, stride: Lengths | None = None, padding: Lengths = 0, ceil_mode: bool = False,
-    count_include_pad: bool = True, divisor_override: int | None = None,
+    count_include_pad: bool = True, divisor_override: int | None = None, *, negative_slope: float | None = None,
 ) -> Tensor:  # fmt: skip
     """Return means over windows of x.
 
@@ -277,8 +294,11 @@ def avg_pool3d(
         Whether the padding counts in the divisor. Only the padding at the ends of the whole array is meant.
     divisor_override : int, optional
         Divide by this instead.
+    negative_slope : float, optional
+        Take the means of ``leaky_relu(x, negative_slope)``: one pass over memory less, forward and backward, than the
+        two calls, and the activation is not kept.
     """
-    return _avg(3, x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+    return _avg(3, x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override, negative_slope)
 
 
 def lp_pool(ndim: int, x: Tensor, norm_type: float, kernel: Lengths, stride: Lengths | None, ceil: bool) -> Tensor:

@@ -81,3 +81,21 @@ def test_windows_that_do_not_fit_are_refused_with_their_name(arguments):
     x = hp.tensor(np.zeros((1, 1, 5)), shared_mesh(**MESH), L())
     with pytest.raises(ValueError, match="max_pool1d"):
         F.max_pool1d(x, **{"kernel_size": 3, **arguments})
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2, 4])
+@pytest.mark.parametrize("slope", [0.0, 0.2, -0.3])
+def test_pooling_that_takes_leaky_relu_along_equals_the_two_calls(dim, slope):
+    rng = np.random.default_rng(3)
+    values, ups = rng.standard_normal((2, 3, 9, 6, 7)), rng.standard_normal((2, 3, 5, 3, 4))
+    layout = L(*["depth" if d == dim else None for d in range(5)])
+    mesh = shared_mesh(**MESH)
+    results = []
+    for fused in (True, False):
+        x = hp.tensor(values, mesh, layout, requires_grad=True)
+        y = (F.avg_pool3d(x, 3, 2, 1, negative_slope=slope) if fused
+             else F.avg_pool3d(F.leaky_relu(x, slope), 3, 2, 1))  # fmt: skip
+        y.backward(hp.tensor(ups, mesh))
+        results.append((y.numpy(), x.grad.numpy()))
+    for got, want in zip(*results, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-13, atol=1e-13)
