@@ -17,6 +17,7 @@ import numpy as np
 
 from hpcpar.primitives.repartition import move
 from hpcpar.signature import Signature
+from hpcpar.sources import Saved
 
 if TYPE_CHECKING:
     from hpcpar.ops.core import Op, Rule
@@ -193,7 +194,8 @@ def _visit(node: Node, retain_graph: bool) -> None:
             _pass_on(node, contributions)
         else:
             gradient = settle(contributions, rule.out.resolved)
-            grads = node.op.backward(rule, node.saved, gradient, node.needs)
+            saved = node.saved.fetch() if node.saved.__class__ is Saved else node.saved
+            grads = node.op.backward(rule, saved, gradient, node.needs)
             if observers:
                 for observer in observers:
                     observer(node, gradient, grads)

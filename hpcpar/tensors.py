@@ -31,6 +31,9 @@ class Tensor:
     dtype : numpy.dtype
     grad : Tensor or None
     requires_grad : bool
+    keep : {"moved", "source"}
+        What an operation saves of a moved operand for backward: the result of the move, or what it was made from, to be
+        moved again (see `hpcpar.sources`).
 
     Notes
     -----
@@ -45,6 +48,7 @@ class Tensor:
     node: Node | None = None
     hooks: list[Callable[[Tensor], None]] | None = None
     name = ""
+    keep = "moved"
     _moved: list | None = None
 
     def __init__(self, data: Any, sig: Signature, requires_grad: bool = False) -> None:

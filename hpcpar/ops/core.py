@@ -16,6 +16,7 @@ from hpcpar import autograd
 from hpcpar.autograd import Node
 from hpcpar.layout.layout import Layout, LayoutError
 from hpcpar.signature import Signature, signature
+from hpcpar.sources import by_source
 from hpcpar.tensors import Tensor
 from hpcpar.transport.device import like as place
 
@@ -128,6 +129,8 @@ class Op:
         if autograd._enabled:
             needs = tuple(map(_requires_grad, tensors))
             if True in needs:
+                if moves is not None:
+                    saved = by_source(saved, tensors, moves, arrays)
                 out.requires_grad = True
                 out.node = Node(rule.out, self, rule, tuple(map(_node, tensors)), needs, saved)
         if observers:

@@ -178,3 +178,43 @@ def test_the_next_layer_of_the_1_5d_grid_gathers_its_input_and_halves_the_backwa
         z.backward(operand(np.ones((M, N)), mesh, z.layout))
     assert words(sent) == {("reduce_scatter", "Pr"): M / 2 * K / 2}
     mesh.free()
+
+
+@pytest.mark.ranks(exactly=4)
+@pytest.mark.parametrize(
+    ("name", "backward"),
+    [
+        ("FSDP", {("all_gather", "batch"): 864, ("reduce_scatter", "batch"): 864}),
+        (
+            "SUMMA",
+            {
+                ("all_gather", "col"): 96,
+                ("all_gather", "row"): 288,
+                ("reduce_scatter", "col"): 96,
+                ("reduce_scatter", "row"): 288,
+            },
+        ),
+    ],
+)
+def test_operands_kept_by_their_source_are_gathered_again_and_held_by_nobody(name: str, backward: Words) -> None:
+    """Three times the words of the forward pass in all, instead of twice, for the memory of one operation."""
+    grid = GRIDS[name]
+    mesh = Mesh(**grid.axes)
+    rng = np.random.default_rng(3)
+    results = []
+    for keep in ("moved", "source"):
+        x = operand(rng.standard_normal((M, K)) if not results else results[0][0].numpy(), mesh, grid.x, True)
+        w = operand(rng.standard_normal((K, N)) if not results else results[0][1].numpy(), mesh, grid.w, True, True)
+        x.keep = w.keep = keep
+        with counter.counting() as sent:
+            y = hp.einsum("mk,kn->mn", x, w, out=grid.out)
+        expect(mesh, name, "forward", words(sent), grid.forward)
+        held = [entry[1]() is not None for t in (x, w) for entry in t._moved or ()]
+        assert held and all(held) == any(held) == (keep == "moved")
+        with counter.counting() as sent:
+            y.backward(operand(np.ones((M, N)), mesh, y.layout))
+        expect(mesh, name, "backward", words(sent), grid.backward if keep == "moved" else backward)
+        results.append((x, w))
+    (x, w), (again_x, again_w) = results
+    assert np.array_equal(x.grad.shard, again_x.grad.shard) and np.array_equal(w.grad.shard, again_w.grad.shard)
+    mesh.free()
