@@ -124,7 +124,6 @@ class AvgPool(Op):
 class LeakyAvgPool(AvgPool):
     """Means over windows of leaky ReLU, which is never stored: `extra` is its slope."""
 
-    name = "leaky_avg_pool"
     linear = None
 
     def forward(self, rule: Rule, arrays: Sequence[Any], extra: Any) -> tuple[Any, Any]:
