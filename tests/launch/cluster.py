@@ -17,7 +17,7 @@ from pathlib import Path
 
 from hpcpar.testing.launch import launch_environment
 
-PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "salloc", "scontrol", "scancel", "sinfo")
+PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "salloc", "squeue", "scontrol", "scancel", "sinfo")
 CONFIGURATION = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -119,9 +119,11 @@ class Cluster:
             raise RuntimeError(f"{' '.join(words)}: {run.stderr}{run.stdout}")
 
     def stop(self) -> None:
-        """Cancel all jobs and stop the daemons by their pid files."""
-        for words in (["scancel", "--user=root"], ["scancel", "--signal=KILL", "--user=root"]):
-            subprocess.run(words, env=self.env, capture_output=True, timeout=30, check=False)
+        """Cancel all jobs, wait until their processes have ended, and stop the daemons by their pid files."""
+        self.run(["scancel", "--user=root"])
+        end = time.monotonic() + 60  # KillWait, and some
+        while self.run(["squeue", "--noheader"]).stdout.strip() and time.monotonic() < end:
+            time.sleep(0.5)
         for path in self.pid_files:
             if path.exists():
                 _end(int(path.read_text()))
