@@ -36,8 +36,8 @@ class Array:
     Parameters
     ----------
     values : str
-        "normal", "ties" (few distinct values), "positive", "shifted" (mean far larger than the spread), "mask" (0 or 1),
-        or "classes N" (int64 below N, one in five -100).
+        "normal", "ties" (few distinct values), "positive", "shifted" (mean far larger than spread), "mask" (0 or 1), or
+        "classes N" (int64 below N, one in five -100).
     parameter : bool
         Whether it is a `Parameter`, whose gradient may stay partial.
     """

@@ -68,7 +68,9 @@ def draw_lp_pool(rng: Rng) -> Drawn:
         "ceil_mode": bool(rng.integers(2)),
     }
     values = "normal" if norm == 2.0 else "positive"
-    return f"lp_pool{ndim}d", [Array(spatial_shape(rng, ndim), values=values)], arguments
+    n, c, *spatial = spatial_shape(rng, ndim)
+    shape = (n, c, *(max(m, max(kernel)) for m in spatial))
+    return f"lp_pool{ndim}d", [Array(shape, values=values)], arguments
 
 
 def draw_unpool(rng: Rng) -> Drawn:

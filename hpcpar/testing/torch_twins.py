@@ -42,8 +42,15 @@ def reject(case: Case) -> None:
         raise Rejected("torch writes out of bounds where a max pooling window holds no input")
     if case.op == "interpolate" and case.arguments.get("mode", "nearest").startswith("nearest") and torn_nearest(case):
         raise Rejected("forward and backward of torch's nearest interpolation take different positions here")
-    if case.op == "pad" and case.arguments.get("mode") == "circular" and wraps_uninitialised(case):
-        raise Rejected("torch repeats memory not yet written where a cropped dim is wrapped around")
+    if case.op == "pad" and case.arguments.get("mode", "constant") != "constant":
+        widths, lengths = case.arguments.get("pad", ()), case.arrays[0].shape[::-1]
+        pairs = list(zip(lengths, widths[::2], widths[1::2], strict=False))
+        if any(n + lo + hi < 1 for n, lo, hi in pairs):
+            raise Rejected("torch does not write the gradient of a result without elements")
+        if case.arguments["mode"] == "circular" and any(
+            max(lo, hi) > n + min(lo, 0) + min(hi, 0) for n, lo, hi in pairs
+        ):
+            raise Rejected("torch repeats memory not yet written where a cropped dim is wrapped around")
 
 
 def empty_window(case: Case) -> bool:
@@ -76,16 +83,6 @@ def torn_nearest(case: Case) -> bool:
     g = torch.randn(y.shape, dtype=torch.float64, generator=generator)
     (dx,) = torch.autograd.grad(y, x, g)
     return not torch.isclose((y * g).sum(), (x * dx).sum(), rtol=1e-9, atol=1e-9)
-
-
-def wraps_uninitialised(case: Case) -> bool:
-    """Whether circular padding repeats more than is left of a dim that is cropped at its other end."""
-    widths = case.arguments.get("pad", ())
-    lengths = case.arrays[0].shape[::-1]
-    return any(
-        max(lo, hi) > n + min(lo, 0) + min(hi, 0)
-        for n, lo, hi in zip(lengths, widths[::2], widths[1::2], strict=False)
-    )
 
 
 def _joined(name: str) -> Callable[..., Any]:

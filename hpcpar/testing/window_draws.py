@@ -14,6 +14,14 @@ from hpcpar.testing.cases import Array
 from hpcpar.testing.drawing import Drawn, Family, Rng, lengths, one_or_all, some, spatial_shape
 
 
+def fitting(shape: tuple[int, ...], kernel: Any, dilation: Any, padding: Any) -> tuple[int, ...]:
+    """Return the shape with spatial lengths grown, where they must be, to hold one window."""
+    spatial = [
+        max(n, d * (k - 1) + 1 - 2 * p) for n, k, d, p in zip(shape[2:], kernel, dilation, padding, strict=True)
+    ]
+    return (*shape[:2], *spatial)
+
+
 def draw_conv(rng: Rng) -> Drawn:
     """Convolutions of 1 to 3 dims with every argument."""
     ndim = int(rng.integers(1, 4))
@@ -30,6 +38,9 @@ def draw_conv(rng: Rng) -> Drawn:
         padding = np.minimum(rng.integers(0, 4, ndim), most if mode in ("reflect", "circular") else 3)
         arguments["padding"] = tuple(int(p) for p in padding)
         arguments["stride"] = one_or_all(rng, lengths(rng, ndim, 1, 5))
+    pads = arguments["padding"] if isinstance(arguments["padding"], tuple) else (0,) * ndim
+    spread = (dilation[0],) * ndim if isinstance(arguments["dilation"], int) else dilation
+    shape = fitting(shape, kernel, spread, pads)
     arrays = [Array(shape), Array((out, channels // groups, *kernel), parameter=True)]
     if rng.random() < 0.5:
         arrays.append(Array((out,), parameter=True))
@@ -43,9 +54,10 @@ def draw_conv_transpose(rng: Rng) -> Drawn:
     channels, out = groups * int(rng.integers(1, 4)), int(rng.integers(1, 4))
     shape = (int(rng.integers(1, 4)), channels, *spatial_shape(rng, ndim, 9 if ndim == 1 else 6)[2:])
     kernel, dilation, stride = lengths(rng, ndim, 1, 5), lengths(rng, ndim, 1, 3), lengths(rng, ndim, 1, 5)
+    reach = [(n - 1) * s + d * (k - 1) for n, s, d, k in zip(shape[2:], stride, dilation, kernel, strict=True)]
     arguments = {
         "stride": stride,
-        "padding": one_or_all(rng, lengths(rng, ndim, 0, 4)),
+        "padding": tuple(min(p, r // 2) for p, r in zip(lengths(rng, ndim, 0, 4), reach, strict=True)),
         "output_padding": tuple(int(rng.integers(0, max(s, d))) for s, d in zip(stride, dilation, strict=True)),
         "groups": groups,
         "dilation": dilation,
@@ -71,7 +83,8 @@ def draw_max_pool(rng: Rng) -> Drawn:
         },
     )
     arguments |= {"kernel_size": kernel, "dilation": dilation}
-    return f"max_pool{ndim}d", [Array(spatial_shape(rng, ndim), values=str(rng.choice(["normal", "ties"])))], arguments
+    shape = fitting(spatial_shape(rng, ndim), kernel, dilation, arguments.get("padding", (0,) * ndim))
+    return f"max_pool{ndim}d", [Array(shape, values=str(rng.choice(["normal", "ties"])))], arguments
 
 
 def draw_avg_pool(rng: Rng) -> Drawn:
@@ -86,7 +99,9 @@ def draw_avg_pool(rng: Rng) -> Drawn:
     }
     if ndim > 1 and rng.random() < 0.3:
         optional["divisor_override"] = int(rng.integers(1, 9))
-    return f"avg_pool{ndim}d", [Array(spatial_shape(rng, ndim))], some(rng, optional) | {"kernel_size": kernel}
+    arguments = some(rng, optional) | {"kernel_size": kernel}
+    shape = fitting(spatial_shape(rng, ndim), kernel, (1,) * ndim, arguments.get("padding", (0,) * ndim))
+    return f"avg_pool{ndim}d", [Array(shape)], arguments
 
 
 WINDOWS: dict[str, Family] = {
