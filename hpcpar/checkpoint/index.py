@@ -18,7 +18,7 @@ import numpy as np
 
 from hpcpar.checkpoint import manifest
 from hpcpar.checkpoint.folder import Folder
-from hpcpar.checkpoint.manifest import ArrayInfo, Manifest, StoredFile
+from hpcpar.checkpoint.manifest import ArrayInfo, Manifest, Stored, StoredFile
 from hpcpar.checkpoint.pieces import slices
 from hpcpar.checkpoint.shard import named
 
@@ -71,10 +71,10 @@ def write_index(
     import h5py
 
     path = folder / NAME
-    pieces: dict[str, list[tuple[str, Any]]] = {}
+    pieces: dict[str, list[tuple[StoredFile, Stored]]] = {}
     for file in files:
         for piece in file.pieces:
-            pieces.setdefault(piece.array, []).append((file.name, piece))
+            pieces.setdefault(piece.array, []).append((file, piece))
     with h5py.File(path, "x") as index:
         for name, info in arrays.items():
             dtype = np.dtype(info.dtype)
@@ -83,8 +83,10 @@ def write_index(
             else:
                 layout = h5py.VirtualLayout(info.shape, dtype)
                 for source, piece in pieces[name]:
-                    extent = tuple(stop - start for start, stop in piece.box)
-                    layout[slices(piece.box)] = h5py.VirtualSource(source, piece.path, extent, dtype)
+                    box = slices(piece.box)
+                    extent = info.shape if source.whole else tuple(stop - start for start, stop in piece.box)
+                    dataset = h5py.VirtualSource(source.name, piece.path, extent, dtype)
+                    layout[box] = dataset[box] if source.whole else dataset
                 index.create_virtual_dataset(name, layout)
             if info.shown is not None:
                 index[name].attrs["torch_shape"] = info.shown

@@ -23,7 +23,7 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True)
 class Stored:
-    """A piece in a file: the dataset `path` of a shard, or the box of the whole dataset where `path` is the array."""
+    """A piece in a file: the dataset `path`, or its box where the file holds whole arrays."""
 
     array: str
     box: Box
@@ -33,12 +33,13 @@ class Stored:
 
 @dataclass(frozen=True)
 class StoredFile:
-    """One file with its size in bytes and its pieces."""
+    """One file with its size in bytes and its pieces: datasets, or boxes of datasets that are whole arrays."""
 
     name: str
     size: int
     pieces: tuple[Stored, ...] = ()
     checksum: int | None = None  # of the whole file, for the small ones
+    whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,8 @@ def load_manifest(folder: Path) -> Manifest:
         raise CheckpointError(f"{path} is of format {body['format']!r}, this version reads {FORMAT!r}")
     arrays = {name: ArrayInfo(tuple(a["shape"]), a["dtype"], _tuple(a["shown"])) for name, a in body["arrays"].items()}
     files = tuple(
-        StoredFile(f["name"], f["size"], tuple(_stored(p) for p in f["pieces"]), f["checksum"]) for f in body["files"]
+        StoredFile(f["name"], f["size"], tuple(_stored(p) for p in f["pieces"]), f["checksum"], f["whole"])
+        for f in body["files"]
     )
     return Manifest(body["step"], body["state"], arrays, files)
 

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Iterable, Mapping
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,14 @@ from hpcpar.checkpoint.pieces import Box, overlap, slices, volume
 
 PATIENCE_SECONDS = 3.0
 """How long a file may be invisible: another node's file appears late on network file systems."""
+
+
+class Place(NamedTuple):
+    """Where a piece is; `whole` files hold whole arrays."""
+
+    path: Path
+    piece: Stored
+    whole: bool
 
 
 class Checkpoint:
@@ -42,10 +50,10 @@ class Checkpoint:
         self.path = Path(path)
         self.manifest: Manifest = load_manifest(self.path)
         self.step, self.state = self.manifest.step, self.manifest.state
-        pieces: dict[str, list[tuple[Path, Stored]]] = {name: [] for name in self.manifest.arrays}
+        pieces: dict[str, list[Place]] = {name: [] for name in self.manifest.arrays}
         for file in self.manifest.files:
             for piece in file.pieces:
-                pieces[piece.array].append((self.path / file.name, piece))
+                pieces[piece.array].append(Place(self.path / file.name, piece, file.whole))
         self.arrays = {name: StoredArray(name, info, pieces[name]) for name, info in self.manifest.arrays.items()}
 
     def group(self, prefix: str) -> dict[str, StoredArray]:
@@ -74,13 +82,13 @@ class Checkpoint:
             raise CheckpointError(f"{path} has {size} bytes, {file.size} were written")
         if file.checksum is not None and zlib.crc32(path.read_bytes()) != file.checksum:
             raise CheckpointError(f"{path} is damaged: its checksum differs")
-        for piece, data in _read(path, file.pieces, self.manifest.arrays):
+        for piece, data in _read(path, file.pieces, self.manifest.arrays, file.whole):
             if zlib.crc32(data.reshape(data.size).view(np.uint8)) != piece.checksum:
                 raise CheckpointError(f"{path} is damaged: the checksum of {piece.array} {_shown(piece.box)} differs")
 
     def _verify_cover(self) -> None:
         for array in self.arrays.values():
-            held = sum(volume(piece.box) for _, piece in array.pieces)
+            held = sum(volume(place.piece.box) for place in array.pieces)
             if held != prod(array.shape):
                 raise CheckpointError(f"{self.path}: {held} of {prod(array.shape)} elements of {array.name} are there")
 
@@ -95,7 +103,7 @@ class StoredArray:
         The shape under which torch knows it.
     """
 
-    def __init__(self, name: str, info: ArrayInfo, pieces: list[tuple[Path, Stored]]) -> None:
+    def __init__(self, name: str, info: ArrayInfo, pieces: list[Place]) -> None:
         self.name, self.info, self.pieces = name, info, pieces
         self.shape, self.ndim, self.dtype = info.shape, len(info.shape), np.dtype(info.dtype)
         self.shown = info.shown or info.shape
@@ -119,11 +127,11 @@ class StoredArray:
         """
         out = np.empty([stop - start for start, stop in box], self.dtype)
         found = 0
-        for path, piece in self.pieces:
+        for path, piece, whole in self.pieces:
             shared = overlap(box, piece.box) if box else ()
             if shared is None:
                 continue
-            for _, data in _read(path, [piece], {self.name: self.info}, shared):
+            for _, data in _read(path, [piece], {self.name: self.info}, whole, shared):
                 out[slices(shared, box)] = data
             found += volume(shared)
         if found != volume(box):
@@ -135,7 +143,7 @@ class StoredArray:
 
 
 def _read(
-    path: Path, pieces: Iterable[Stored], arrays: Mapping[str, ArrayInfo], box: Box | None = None
+    path: Path, pieces: Iterable[Stored], arrays: Mapping[str, ArrayInfo], whole: bool, box: Box | None = None
 ) -> Iterable[tuple[Stored, np.ndarray]]:
     """Read pieces of one file, whole or the part of each that lies in `box`."""
     import h5py
@@ -151,7 +159,6 @@ def _read(
                 info = arrays[piece.array]
                 if dataset.dtype != np.dtype(info.dtype):
                     raise CheckpointError(f"{path} is damaged: {piece.array} is {dataset.dtype}, not {info.dtype}")
-                whole = dataset.shape == info.shape and volume(piece.box) != prod(info.shape)
                 wanted = slices(piece.box if box is None else box, None if whole else piece.box)
                 yield piece, np.asarray(dataset[wanted], order="C")
     except (OSError, KeyError, RuntimeError, TypeError) as error:

@@ -18,7 +18,8 @@ import numpy as np
 from hpcpar.checkpoint.folder import Folder
 from hpcpar.checkpoint.index import seal
 from hpcpar.checkpoint.manifest import ArrayInfo, StoredFile
-from hpcpar.checkpoint.shard import write_shard
+from hpcpar.checkpoint.onefile import NAME, merged, require_parallel_hdf5, write_together
+from hpcpar.checkpoint.shard import Part, write_shard
 from hpcpar.checkpoint.snapshot import Snapshot, describe_arrays
 from hpcpar.tensors import Tensor
 from hpcpar.transport import Comm
@@ -53,6 +54,12 @@ class _Work(threading.Thread):
         except Exception as error:  # noqa: BLE001 (raised on the main thread, on all ranks)
             self.error = error
 
+    def value(self) -> Any:
+        """Return the result of a call that has ended, or raise its error."""
+        if self.error is not None:
+            raise self.error
+        return self.result
+
 
 class Saver:
     """Writes checkpoints of a run, one at a time. Collective.
@@ -64,6 +71,8 @@ class Saver:
         All ranks of the run.
     keep : int
         How many checkpoints stay.
+    one_file : bool
+        Write arrays into one file, all ranks together and blocking; needs an h5py built with MPI.
     guarded : str
         Arrays whose names start so must be finite; a checkpoint in which they are not is not published.
 
@@ -78,8 +87,12 @@ class Saver:
     ...     saver.advance(comm.all_reduce(np.array([saver.status()]), "max")[0])
     """
 
-    def __init__(self, folder: Folder, comm: Comm, keep: int = 3, guarded: str = "model/") -> None:
-        self.folder, self.comm, self.keep, self.guarded = folder, comm, keep, guarded
+    def __init__(
+        self, folder: Folder, comm: Comm, keep: int = 3, one_file: bool = False, guarded: str = "model/"
+    ) -> None:
+        if one_file:
+            require_parallel_hdf5()
+        self.folder, self.comm, self.keep, self.one_file, self.guarded = folder, comm, keep, one_file, guarded
         self.published: int | None = None  # the step of the newest checkpoint that this saver has published
         self._snapshot = Snapshot()
         self._work: _Work | None = None
@@ -143,8 +156,13 @@ class Saver:
             raise SaveError(f"the checkpoint of step {step} cannot be written: {error}")
         arrays = describe_arrays(tensors, shown or {})
         parts = self._snapshot.take(tensors)
-        path = aside / f"shard-{self.comm.rank:05d}.h5"
-        self._begin(lambda: _write(path, parts, arrays, self.guarded))
+        if self.one_file:
+            work = _Work(lambda: _write_together(aside / NAME, self.comm, parts, arrays, self.guarded))
+            work.run()  # here, not in its thread: it sends messages
+            self._begin(work.value)
+        else:
+            path = aside / f"shard-{self.comm.rank:05d}.h5"
+            self._begin(lambda: _write(path, parts, arrays, self.guarded))
 
     def status(self) -> int:
         """Return DONE, BUSY or FAILED: how far this rank's own part is. No message."""
@@ -202,17 +220,31 @@ class Saver:
         for report in reports:
             arrays.update(report.arrays)
             scalars.update(report.scalars)
-        files = [report.file for report in reports if report.file is not None]
+        files = merged(report.file for report in reports if report.file is not None)
         seal(self.folder, self._step, arrays, files, scalars, self._state, self.keep)
 
 
-def _write(path: Path, parts: list, arrays: dict[str, ArrayInfo], guarded: str) -> Report:
+def _write(path: Path, parts: list[Part], arrays: dict[str, ArrayInfo], guarded: str) -> Report:
     """Every rank, in its thread: look for NaN and infinity, write the shard."""
+    _guard(parts, guarded)
+    return Report(write_shard(path, parts) if parts else None, arrays, _scalars(parts))
+
+
+def _write_together(path: Path, comm: Comm, parts: list[Part], arrays: dict[str, ArrayInfo], guarded: str) -> Report:
+    """Every rank, on the main thread: its parts of one file."""
+    report = Report(write_together(path, comm, arrays, parts), arrays, _scalars(parts))
+    _guard(parts, guarded)  # after the collective, which a rank alone must not leave
+    return report
+
+
+def _guard(parts: list[Part], guarded: str) -> None:
     for part in parts:
         if part.array.startswith(guarded) and part.data.dtype.kind == "f" and not _finite(part.data):
             raise FloatingPointError(f"{part.array} is not finite")
-    scalars = {part.array: part.data for part in parts if not part.data.ndim}
-    return Report(write_shard(path, parts) if parts else None, arrays, scalars)
+
+
+def _scalars(parts: list[Part]) -> dict[str, np.ndarray]:
+    return {part.array: part.data for part in parts if not part.data.ndim}
 
 
 def _finite(data: np.ndarray) -> bool:

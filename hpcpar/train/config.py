@@ -39,10 +39,16 @@ class Run:
     log_every: int = number(10, least=1)  # steps between records of metrics.jsonl
     validate_every: int = number(0, least=0)  # steps between validations; 0: after the last step only
     watchdog: float = number(1800.0, least=0.0)  # seconds without progress after which a run is ended; 0: never
+    trace: bool = False  # leave trace.json, one timeline of all ranks
+    trace_steps: tuple[int, ...] = field(default=(), metadata={"least": 1})  # first and last step of it; none: all
+    trace_events: int = number(100_000, least=1000)  # a rank keeps so many spans, the latest
+    tensorboard: bool = False  # leave the metrics as TensorBoard event files too
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.epochs is not None:
             raise ValueError("steps and epochs are both given; which one ends the run?")
+        if self.trace_steps and (len(self.trace_steps) != 2 or self.trace_steps[0] > self.trace_steps[1]):
+            raise ValueError(f"trace_steps is [first, last], got {list(self.trace_steps)}")
 
 
 @dataclass(frozen=True)
@@ -238,6 +244,11 @@ class Checkpoint:
     every: int = number(0, least=0)  # steps between checkpoints, and one after the last; 0: when asked by a signal only
     keep: int = number(3, least=1)  # so many stay
     async_: bool = field(default=False, metadata={"key": "async"})  # write in the background while training goes on
+    one_file: bool = False  # all ranks into one file, with an h5py built with MPI; else each rank into its own
+
+    def __post_init__(self) -> None:
+        if self.async_ and self.one_file:
+            raise ValueError("async and one_file exclude each other: ranks write one file together, and wait for it")
 
 
 @dataclass(frozen=True)

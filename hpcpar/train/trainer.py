@@ -25,13 +25,16 @@ from hpcpar.optim import clip_grad_norm_
 from hpcpar.parallel import GradientSync
 from hpcpar.plan.memory import require_memory
 from hpcpar.tensors import Tensor
+from hpcpar.trace import span
 from hpcpar.train import build, config
 from hpcpar.train.config import ConfigError, Job, dump_job
 from hpcpar.train.evaluate import Regression, Segmentation, evaluate
 from hpcpar.train.nonfinite import NotFinite, first_nonfinite
+from hpcpar.train.ranks import write_ranks
 from hpcpar.train.record import Progress, RunDirectory, on_root
 from hpcpar.train.resume import resume, training_state
 from hpcpar.train.signals import Interrupted, StopSignals
+from hpcpar.train.tracing import Tracer
 from hpcpar.train.watchdog import Watchdog
 
 
@@ -89,8 +92,9 @@ class Trainer:
         self.last_lr, self.outstanding, self.records_until = 0.0, False, None
         self.seconds_before, self._start = 0.0, time.perf_counter()
         self.folder = Folder(Path(job.run.dir, "checkpoints"))
-        self.saver = Saver(self.folder, self.mesh.world, job.checkpoint.keep)
+        self.saver = Saver(self.folder, self.mesh.world, job.checkpoint.keep, job.checkpoint.one_file)
         watched = Path(job.run.dir, ".watchdog")
+        self.tracer = Tracer(job.run, self.mesh)
         self.watchdog = Watchdog(watched, self.mesh.world.rank, self.mesh.world.size, job.run.watchdog)
 
     def _count_steps(self) -> int:
@@ -115,22 +119,25 @@ class Trainer:
         total = 0.0
         for i, (x, y) in enumerate(batches):
             state = random.get_state()
-            loss = self.loss(self.model(x), y)
-            value = loss.item()
+            with span("forward"):
+                loss = self.loss(self.model(x), y)
+                value = loss.item()
             if not isfinite(value):
                 self._stop_nonfinite(value, x, state)
             total += value * (x.shape[0] / samples)
-            if len(batches) == 1:
-                self.sync.backward(loss)
-            else:
-                with nullcontext() if i + 1 == len(batches) else self.sync.accumulate():
-                    self.sync.backward(loss, weight=x.shape[0])
-        if self.job.optim.clip:
-            norm = clip_grad_norm_(self.model, self.job.optim.clip)
-            if not isfinite(norm):
-                raise NotFinite(f"step {self.step + 1}: the norm of the gradient is {norm}")
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+            with span("backward"):
+                if len(batches) == 1:
+                    self.sync.backward(loss)
+                else:
+                    with nullcontext() if i + 1 == len(batches) else self.sync.accumulate():
+                        self.sync.backward(loss, weight=x.shape[0])
+        with span("optimizer"):
+            if self.job.optim.clip:
+                norm = clip_grad_norm_(self.model, self.job.optim.clip)
+                if not isfinite(norm):
+                    raise NotFinite(f"step {self.step + 1}: the norm of the gradient is {norm}")
+            self.optimizer.step()
+            self.optimizer.zero_grad()
         self.step += 1
         return total
 
@@ -164,7 +171,7 @@ class Trainer:
         out.write_text("config.toml", dump_job(self.job))
         self._introduce(progress)
         self._start = time.perf_counter()
-        with self.watchdog:
+        with self.watchdog, self.tracer:
             try:
                 self._run(out, progress)
                 return self._finish(out, progress)
@@ -189,9 +196,11 @@ class Trainer:
 
     def _advance(self, stream: Iterator[tuple[Tensor, Tensor]], progress: Progress) -> None:
         """Take one step."""
-        batches = [next(stream) for _ in range(self.job.optim.accumulate)]
-        self.last_lr = self.optimizer.lr()
-        self.recent.append(self.train_step(batches))
+        with self.tracer.step(self.step + 1):
+            with span("read batch", "io"):
+                batches = [next(stream) for _ in range(self.job.optim.accumulate)]
+            self.last_lr = self.optimizer.lr()
+            self.recent.append(self.train_step(batches))
         self.outstanding = True
         progress.count(sum(x.shape[0] for x, _ in batches))
 
@@ -209,7 +218,8 @@ class Trainer:
                 "samples_per_s": progress.lap(),
             }
             if validate:
-                figures.update(self.evaluate(self.validation, "val_"))
+                with span("validation"):
+                    figures.update(self.evaluate(self.validation, "val_"))
             record = {"step": self.step, **figures, "samples": self.train_batches.samples_seen}
             record["seconds"] = round(self.seconds(), 3)
             self.history.append(record)
@@ -236,9 +246,10 @@ class Trainer:
     def _save_if_due(self) -> None:
         every = self.job.checkpoint.every
         if every and (self.step % every == 0 or self.step == self.steps):
-            self._start_saving()
-            if not self.job.checkpoint.async_:
-                self.saver.finish()
+            with span("checkpoint"):
+                self._start_saving()
+                if not self.job.checkpoint.async_:
+                    self.saver.finish()
 
     def _start_saving(self) -> None:
         tensors, shown, numbers = collect(self.model, self.optimizer)
@@ -280,6 +291,7 @@ class Trainer:
         if isinstance(self.job.model, config.UNet3d):
             self._write_prediction(out)
         out.write_text("result.json", json.dumps(result, indent=2) + "\n")
+        write_ranks(out, self.mesh, self.step, self.seconds())
         self.saver.finish()
         for line in nn.relayouts(self.model):
             progress.say(f"  moved {line}")

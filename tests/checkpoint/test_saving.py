@@ -48,7 +48,7 @@ def flip(path, at=None):
 
 def shard_with(checkpoint, name):
     """The file and the place of the first bytes of an array."""
-    path, piece = checkpoint.arrays[name].pieces[0]
+    path, piece, _ = checkpoint.arrays[name].pieces[0]
     with h5py.File(path) as file:
         return path, file[piece.path].id.get_offset()
 
@@ -238,4 +238,28 @@ def test_an_array_that_fits_nobody_names_the_checkpoint(shared_path, comm):
     with pytest.raises(IndexError, match="step 1"):
         array[::2]
     np.testing.assert_array_equal(np.asarray(array), np.zeros(1000))
+    mesh.free()
+
+
+@pytest.mark.skipif(h5py.get_config().mpi, reason="this h5py was built with MPI")
+def test_one_file_is_refused_with_the_reason_where_hdf5_is_serial(shared_path, comm):
+    mesh = Mesh(batch=-1)
+    with pytest.raises(ValueError, match="checkpoint.one_file needs an h5py built with MPI, and h5py .* is serial"):
+        Saver(Folder(shared_path / "c"), mesh.world, one_file=True)
+    mesh.free()
+
+
+@pytest.mark.skipif(not h5py.get_config().mpi, reason="this h5py was built without MPI")
+def test_one_file_holds_whole_arrays(shared_path, comm):
+    mesh = Mesh(model=-1)
+    layouts = {name: (shape, hp.Layout("model")) for name, shape in SHAPES.items()}
+    saved = tensors(mesh, {**layouts, "model/count": ((), hp.Layout())})
+    path = Saver(Folder(shared_path / "c"), mesh.world, one_file=True).save(1, saved, {})
+    checkpoint = choose(path, mesh.world, print).checkpoint
+    whole = {name: tensor.numpy() for name, tensor in saved.items()}
+    for name, value in whole.items():
+        np.testing.assert_array_equal(checkpoint.arrays[name][...], value)
+        for file in ("arrays.h5", "index.h5"):
+            with h5py.File(path / file, locking=False) as opened:
+                np.testing.assert_array_equal(opened[name][()], value)
     mesh.free()

@@ -112,6 +112,7 @@ def test_every_default_can_be_written_and_read(job_file):
         ("mesh=2", ["mesh must be a table, got 2"]),
         ("checkpoint.every=-5", ["checkpoint.every must be at least 0, got -5"]),
         ("checkpoint.async=1", ["checkpoint.async must be true or false, got 1"]),
+        ("checkpoint={async = true, one_file = true}", ["async and one_file exclude each other"]),
         ("run", ["--set run: expected key=value"]),
         ("run..steps=1", ["expected key=value"]),
         ("run.dir=[1,", ["no TOML value"]),

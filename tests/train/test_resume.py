@@ -152,7 +152,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(job_file, comm, capsys
     folder = job_file.parent / "run" / "checkpoints"
     if comm.rank == 0:
         (folder / "step-00000007" / "shard-00000.h5").write_bytes(b"")
-        shard, piece = Checkpoint(folder / "step-00000006").arrays["model/head.weight"].pieces[0]
+        shard, piece, _ = Checkpoint(folder / "step-00000006").arrays["model/head.weight"].pieces[0]
         with h5py.File(shard) as file:
             place = file[piece.path].id.get_offset()
         with open(shard, "r+b") as file:
