@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.spawns_mpi, pytest.mark.watchdog(400)]
 HPCPAR = [sys.executable, "-m", "hpcpar"]
 RANKS = ["--nodes", "2", "--ranks-per-node", "1"]
 MORE_STEPS = 5
-UNDER_WAY = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING")
+ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"}
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def wait_for_steps(cluster, job, number, starts=1):
 
     def trains():
         said = log_of(job).split("parameters;")
-        assert cluster.job(number)["JobState"] in UNDER_WAY, f"{log_of(job)}\n{cluster.logs()}"
+        assert cluster.job(number)["JobState"] not in ENDED, f"{log_of(job)}\n{cluster.logs()}"
         return len(said) > starts and "\nstep " in said[starts]
 
     cluster.wait_for(trains, 120)
@@ -69,7 +69,7 @@ def wait_for_state(cluster, job, number, state, **fields):
 
     def reached():
         known = cluster.job(number)
-        assert known["JobState"] in (state, *UNDER_WAY), f"{known}\n{log_of(job)}\n{cluster.logs()}"
+        assert known["JobState"] not in ENDED - {state}, f"{known}\n{log_of(job)}\n{cluster.logs()}"
         return known["JobState"] == state and all(known[k] == v for k, v in fields.items())
 
     cluster.wait_for(reached, 150)
