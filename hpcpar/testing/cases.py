@@ -180,7 +180,7 @@ class Case:
         except AssertionError as error:
             return "FAIL", str(error), float("inf")
 
-    def shrunk(self, budget: int = 200) -> Case:
+    def shrunk(self, budget: int = 100) -> Case:
         """Return the smallest case found that still fails. Collective.
 
         Greedy: of the simpler neighbours the first that fails takes the place of the case, until none does.

@@ -7,7 +7,7 @@ what happened by operation and kind of layout.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,15 +21,17 @@ from hpcpar.testing.spatial_draws import FAMILIES
 AXES = ("a", "b", "c")
 
 
-def draw_case(rng: np.random.Generator, ranks: int, family: str | None = None, float32: float = 0.2) -> Case:
-    """Return a random case for `ranks` ranks.
+def draw_case(
+    rng: np.random.Generator, ranks: int, family: str | None = None, mesh: Mapping[str, int] | None = None
+) -> Case:
+    """Return a random case for `ranks` ranks; one in five is in float32.
 
     Parameters
     ----------
     family : str, optional
         A key of `FAMILIES`; drawn by default, those with many arguments more often.
-    float32 : float
-        Share of cases in float32.
+    mesh : mapping, optional
+        Lengths of the axes; drawn by default.
     """
     if family is None:
         names = list(FAMILIES)
@@ -37,10 +39,10 @@ def draw_case(rng: np.random.Generator, ranks: int, family: str | None = None, f
         family = names[int(rng.choice(len(names), p=weights / weights.sum()))]
     chosen = FAMILIES[family]
     op, arrays, arguments = chosen.draw(rng)
-    mesh = draw_mesh_shape(rng, ranks, AXES)
+    mesh = dict(mesh or draw_mesh_shape(rng, ranks, AXES))
     first = draw_layout(rng, arrays[0].shape, mesh, partial=bool(rng.random() < 0.1))
     placed = [_placed(rng, a, i, first, mesh, chosen.follow) for i, a in enumerate(arrays)]
-    dtype = "float32" if rng.random() < float32 else "float64"
+    dtype = "float32" if rng.random() < 0.2 else "float64"
     return Case(op, placed, arguments, mesh, dtype, int(rng.integers(1 << 20)))
 
 
@@ -58,19 +60,27 @@ def _placed(rng: np.random.Generator, a: Array, i: int, first: Layout, mesh: dic
     return Array(a.shape, layout, a.values, a.parameter)
 
 
+KINDS = ("replicated", "samples", "channels", "positions", "2-3 dims", "mixed", "stacked", "partial")
+"""What `layout_kind` returns: the columns of the table of operations and layouts."""
+
+
 def layout_kind(case: Case) -> str:
-    """Return in words what splits the first operand: the column of the table of operations and layouts."""
+    """Return in a word what splits the first operand.
+
+    Samples are dim 0, channels dim 1, positions any further dim; "2-3 dims" are of positions. "mixed" is a split of
+    several of them at once, "stacked" one dim split by several axes, "partial" a value that is a sum over an axis.
+    """
     layout = case.arrays[0].layout
-    dims = [tuple(a for a in layout.entry(d) if case.mesh[a] > 1) for d in range(len(case.arrays[0].shape))]
+    dims = [[a for a in layout.entry(d) if case.mesh[a] > 1] for d in range(len(case.arrays[0].shape))]
+    if any(case.mesh[a] > 1 for a in layout.partial):
+        return "partial"
+    if any(len(entry) > 1 for entry in dims):
+        return "stacked"
     parts = [name for name, entry in zip(("samples", "channels"), dims, strict=False) if entry]
     spatial = sum(bool(entry) for entry in dims[2:])
     if spatial:
-        parts.append("positions" if spatial == 1 else f"{spatial} dims of positions")
-    if any(len(entry) > 1 for entry in dims):
-        parts.append("two axes on a dim")
-    if any(case.mesh[a] > 1 for a in layout.partial):
-        parts.append("partial")
-    return " + ".join(parts) or "replicated"
+        parts.append("positions" if spatial == 1 else "2-3 dims")
+    return parts[0] if len(parts) == 1 else "mixed" if parts else "replicated"
 
 
 @dataclass
@@ -112,6 +122,7 @@ def run_spatial_cases(
     report: Callable[[str], Any] | None = None,
     shrink: bool = True,
     most_failures: int = 5,
+    mesh: Mapping[str, int] | None = None,
 ) -> Tally:
     """Check `count` random cases on all ranks. Collective.
 
@@ -123,6 +134,8 @@ def run_spatial_cases(
         Called on rank 0 with a text for each failure: the shrunk case as a command, and the difference.
     most_failures : int
         Stop after as many.
+    mesh : mapping, optional
+        Lengths of the axes for all cases.
     """
     from mpi4py import MPI
 
@@ -131,7 +144,7 @@ def run_spatial_cases(
     for number in range(count):
         rng = np.random.default_rng([seed, number])
         family = families[number % len(families)] if families else None
-        case = draw_case(rng, world.Get_size(), family)
+        case = draw_case(rng, world.Get_size(), family, mesh)
         try:
             outcome, text, error = case.verdict(oracle)
         except Exception:  # on this rank alone, maybe: the line that repeats it must be out before the job ends

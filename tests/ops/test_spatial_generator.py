@@ -60,11 +60,13 @@ def test_a_failure_is_shrunk_and_shown_as_a_command(monkeypatch):
 def test_layouts_are_named_by_what_they_split():
     mesh = {"a": 2, "b": 2, "c": 1}
     named = [
-        (L("a", None, "b"), "samples + positions"),
+        (L("a"), "samples"),
         (L(None, "a", None, "c"), "channels"),
-        (L(None, None, "a", "b"), "2 dims of positions"),
-        (L(None, None, ("a", "b")), "positions + two axes on a dim"),
-        (L("a", partial="b"), "samples + partial"),
+        (L(None, None, None, "b"), "positions"),
+        (L(None, None, "a", "b"), "2-3 dims"),
+        (L("a", None, "b"), "mixed"),
+        (L(None, None, ("a", "b")), "stacked"),
+        (L("a", partial="b"), "partial"),
         (L(), "replicated"),
     ]
     for layout, name in named:
