@@ -27,6 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="hold every operation and message to what it claims, and stop at the first that lies (slow, small runs)",
     )
+    parser.add_argument(
+        "--trace",
+        action="store_true",
+        help="leave trace.json, one timeline of all ranks for Perfetto and hpcpar report (as --set run.trace=true)",
+    )
 
 
 def add_job_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     """Load the configuration, train, and leave the pictures in the run directory; 75 after a request to stop."""
     from hpcpar.train.config import load_job
 
-    job = load_job(args.job, args.overrides)
+    job = load_job(args.job, [*args.overrides, *["run.trace=true"] * args.trace])
 
     from hpcpar.checks import checked
     from hpcpar.train.signals import EXIT_REQUEUE, Interrupted

@@ -12,6 +12,7 @@ from hpcpar.data.hdf5 import Box, HDF5Dataset
 from hpcpar.data.orientation import Orientation
 from hpcpar.data.prefetch import Prefetch
 from hpcpar.data.sampler import Position, Sampler
+from hpcpar.trace import span
 
 __all__ = ["Batch", "Loader", "whole"]
 
@@ -136,9 +137,12 @@ class Loader:
         data, n = self.dataset, len(indices)
         input_shape = (n, *data.shape(data.input))
         target_shape = (n, *data.shape(data.target))
+        with span("read and augment", "io"):
+            x = self._block(data.input, input_shape, self.input_box(input_shape), indices, position.epoch)
+            y = self._block(data.target, target_shape, self.target_box(target_shape), indices, position.epoch)
         return Batch(
-            input=self._block(data.input, input_shape, self.input_box(input_shape), indices, position.epoch),
-            target=self._block(data.target, target_shape, self.target_box(target_shape), indices, position.epoch),
+            input=x,
+            target=y,
             input_shape=input_shape,
             target_shape=target_shape,
             indices=indices,
