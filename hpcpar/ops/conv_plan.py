@@ -174,6 +174,7 @@ class ConvPlan:
         """Gradients from the own block of x and a haloed dY."""
         (x, w), back = saved, self.back
         grads: list[Any] = [None] * len(needs)
+        g = kernels.to_channels_last(g)  # a part of a concatenation's gradient is copied once, not by each kernel
         pending = back.halo.start(g) if needs[0] or needs[1] else None
         if any(needs[2:]):
             grads[2] = kernels.channel_sums(g)
@@ -221,6 +222,7 @@ class TransposePlan:
         """Gradients from the own block of x and a haloed dY."""
         (x, w), back = saved, self.back
         grads: list[Any] = [None] * len(needs)
+        g = kernels.to_channels_last(g)  # a part of a concatenation's gradient is copied once, not by each kernel
         pending = back.halo.start(g) if needs[0] or needs[1] else None
         if any(needs[2:]):
             grads[2] = kernels.channel_sums(g)

@@ -284,4 +284,4 @@ def _work_dtype(dtype: np.dtype) -> np.dtype:
 def _tile_rows(xp, cols: int, dtype: np.dtype) -> int:
     """Rows of one tile: a function of the layer only, never of the domain's size or cut."""
     rows = TILE_BYTES[xp.__name__] // (cols * dtype.itemsize)
-    return 1 << max(5, min(11, rows.bit_length() - 1))
+    return 1 << max(5, min(9, rows.bit_length() - 1))
