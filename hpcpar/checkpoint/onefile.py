@@ -28,8 +28,8 @@ def require_parallel_hdf5() -> None:
 
     if not h5py.get_config().mpi:
         raise ValueError(
-            f"checkpoint.one_file needs an h5py built with MPI, and h5py {h5py.__version__} here is serial; without the "
-            "key each rank writes its own file, and index.h5 shows them as one; or build h5py with HDF5_MPI=ON"
+            f"checkpoint.one_file needs an h5py built with MPI, and h5py {h5py.__version__} here is serial. Without "
+            "the key each rank writes its own file, and index.h5 shows them as one; or build h5py with HDF5_MPI=ON"
         )
 
 

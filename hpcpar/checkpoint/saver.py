@@ -22,6 +22,7 @@ from hpcpar.checkpoint.onefile import NAME, merged, require_parallel_hdf5, write
 from hpcpar.checkpoint.shard import Part, write_shard
 from hpcpar.checkpoint.snapshot import Snapshot, describe_arrays
 from hpcpar.tensors import Tensor
+from hpcpar.trace import span
 from hpcpar.transport import Comm
 
 DONE, BUSY, FAILED = 0, 1, 2
@@ -226,8 +227,9 @@ class Saver:
 
 def _write(path: Path, parts: list[Part], arrays: dict[str, ArrayInfo], guarded: str) -> Report:
     """Every rank, in its thread: look for NaN and infinity, write the shard."""
-    _guard(parts, guarded)
-    return Report(write_shard(path, parts) if parts else None, arrays, _scalars(parts))
+    with span("write checkpoint", "io"):
+        _guard(parts, guarded)
+        return Report(write_shard(path, parts) if parts else None, arrays, _scalars(parts))
 
 
 def _write_together(path: Path, comm: Comm, parts: list[Part], arrays: dict[str, ArrayInfo], guarded: str) -> Report:
