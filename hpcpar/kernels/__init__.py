@@ -40,6 +40,8 @@ tap_sums = operation("pool", _resample.tap_sums)
 window_means = operation("pool", _resample.window_means)
 window_means_backward = operation("pool", _resample.window_means_backward)
 window_maxima = operation("pool", _resample.window_maxima)
+put_at = operation("pool", _resample.put_at)
+take_at = operation("pool", _resample.take_at)
 
 sample_moments = operation("norm", _norm.sample_moments)
 channel_moments = operation("norm", _norm.channel_moments)
@@ -90,7 +92,7 @@ __all__ = [
     "conv_forward", "conv_backward_data", "conv_backward_weight",
     "max_pool_forward", "max_pool_backward", "avg_pool_forward", "avg_pool_backward",
     "sum_pool_forward", "sum_pool_backward", "lowest",
-    "tap_sums", "window_means", "window_means_backward", "window_maxima",
+    "tap_sums", "window_means", "window_means_backward", "window_maxima", "put_at", "take_at",
     "sample_moments", "channel_moments", "group_moments", "merge_equal", "merge_moments", "channel_sums",
     "channel_normalize", "channel_grad_sums", "channel_grad_input",
     "row_moments", "row_squares", "row_normalize", "row_grad_sums", "row_grad_input",

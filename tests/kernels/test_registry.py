@@ -76,10 +76,27 @@ with warnings.catch_warnings(record=True) as caught:
 assert y.tolist() == [[[2, 2, 2]]]
 print(len(caught), caught[0].category.__name__, caught[0].message)
 print([r["note"] for r in kernels.describe() if r["family"] == "conv"])
+try:
+    kernels.use(conv="onednn").__enter__()
+except RuntimeError as error:
+    print("refused:", error)
 """
     done = python(code, HPCPAR_ONEDNN_LIB="/nowhere/libdnnl.so.3")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("1 KernelWarning") and done.stdout.count("/nowhere/libdnnl.so.3") >= 2
+    assert done.stdout.startswith("1 KernelWarning") and done.stdout.count("/nowhere/libdnnl.so.3") >= 3
+    assert "refused: kernels.use(conv='onednn')" in done.stdout
+
+
+@pytest.mark.skipif(not kernels.available("onednn"), reason="oneDNN is not available")
+def test_the_library_named_by_the_variable_is_the_one_loaded_and_others_are_told_apart(tmp_path):
+    path = next(row["library"] for row in kernels.describe() if row["implementation"] == "onednn")
+    other = tmp_path / "libother.so.3"
+    other.symlink_to(path)
+    show = "from hpcpar import kernels; print(kernels.describe()[0]['library'], kernels.describe()[0]['note'])"
+    assert python(show, HPCPAR_ONEDNN_LIB=str(other)).stdout.startswith(str(other))
+    broken = tmp_path / "libdnnl.so.3"
+    broken.write_text("no library")
+    assert str(broken) in python(show, HPCPAR_ONEDNN_LIB=str(broken)).stdout.partition("not available")[2]
 
 
 def test_importing_the_kernels_loads_no_optional_library():

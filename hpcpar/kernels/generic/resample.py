@@ -1,12 +1,13 @@
-"""Resampling along one dim at a time: weighted taps, means over windows, maxima over windows with their positions."""
+"""Resampling: weighted taps, means and maxima over windows along one dim at a time; elements at given positions."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
-from ..arrays import Array, array_module, empty_channels_last, last, zeros_channels_last
+from ..arrays import Array, array_module, empty_channels_last, last, to_channels_last, zeros_channels_last
 
 
 def tap_sums(x: Array, dim: int, index: np.ndarray, weight: np.ndarray | None) -> Array:
@@ -99,6 +100,38 @@ def _maxima_along(
             xp.copyto(best, value, where=better)
             xp.copyto(place, position, where=better)
     return y, found
+
+
+def put_at(values: Array, places: Array, shape: Sequence[int]) -> Array:
+    """Zeros of `shape` (N, C, *spatial), channels last, with values at flat spatial positions.
+
+    Parameters
+    ----------
+    values, places : array (N, C, *any)
+        A place of -1 leaves its value out. Of several values for one place the last in row-major order stays.
+    """
+    y = zeros_channels_last(shape, values.dtype, like=values)
+    if values.size and y.size:
+        keep = last(places >= 0)
+        last(y).reshape(y.size)[last(_offsets(places, shape))[keep]] = last(values)[keep]
+    return y
+
+
+def take_at(x: Array, places: Array) -> Array:
+    """Elements of x (N, C, *spatial) at flat spatial positions (N, C, *any), 0 where the position is -1."""
+    y = zeros_channels_last(places.shape, x.dtype, like=x)
+    if y.size and x.size:
+        keep = places >= 0
+        memory = last(to_channels_last(x)).reshape(x.size)
+        y[keep] = memory[_offsets(places, x.shape)[keep]]
+    return y
+
+
+def _offsets(places: Array, shape: Sequence[int]) -> Array:
+    """Offsets in the channels-last memory of an array of `shape`."""
+    xp, (n, c), ones = array_module(places), places.shape[:2], (1,) * (places.ndim - 2)
+    samples, channels = xp.arange(n).reshape(n, 1, *ones), xp.arange(c).reshape(1, c, *ones)
+    return (samples * math.prod(shape[2:]) + places) * c + channels
 
 
 def _at(dim: int, where: slice | int) -> tuple:

@@ -31,13 +31,13 @@ def _dtype(*arrays: Any) -> np.dtype:
 
 
 @stands_for(np.empty_like, np.zeros_like, np.ones_like)
-def empty_like(a: Any, dtype: Any = None, **_: Any) -> Outline:
-    return empty_as(a, dtype)
+def empty_like(a: Any, dtype: Any = None, *, shape: Any = None, **_: Any) -> Outline:
+    return empty_as(a, dtype) if shape is None else empty(tuple(shape), dtype or a.dtype)
 
 
 @stands_for(np.full_like)
-def full_like(a: Any, fill_value: Any, dtype: Any = None, **_: Any) -> Outline:
-    return empty_as(a, dtype)
+def full_like(a: Any, fill_value: Any, dtype: Any = None, *, shape: Any = None, **_: Any) -> Outline:
+    return empty_as(a, dtype) if shape is None else empty(tuple(shape), dtype or a.dtype)
 
 
 @stands_for(np.copy)

@@ -88,6 +88,14 @@ def sum_pool_backward(g: Array, x_shape: Shape, kernel: Shape, stride: Shape) ->
     return channels_last((*g.shape[:2], *x_shape[2:]), g.dtype)
 
 
+def put_at(values: Array, places: Array, shape: Shape) -> Array:
+    return channels_last(shape, values.dtype)
+
+
+def take_at(x: Array, places: Array) -> Array:
+    return channels_last(places.shape, x.dtype)
+
+
 # ---- normalisation: statistics are real zeros
 
 

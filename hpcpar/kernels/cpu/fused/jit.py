@@ -89,9 +89,12 @@ def cache_folder() -> Path:
     """The folder of compiled kernels, created if need be."""
     here = Path(__file__).parent
     name = f"numba-{load().__version__}-{_processor()}-{_stamp(here / 'functions.py', __file__)}"
-    home = os.environ.get("HPCPAR_CACHE_DIR") or Path(
-        os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "hpcpar")
-    for base in (Path(home), Path(tempfile.gettempdir(), f"hpcpar-{os.getuid()}")):
+    asked = os.environ.get("HPCPAR_CACHE_DIR")
+    home = os.path.abspath(asked) if asked else os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "hpcpar")
+    # a user without a home keeps the tilde, which is no place to write to
+    choices = [Path(home)] if os.path.isabs(home) else []
+    for base in (*choices, Path(tempfile.gettempdir(), f"hpcpar-{os.getuid()}")):
         try:
             folder = base / name
             folder.mkdir(parents=True, exist_ok=True)
