@@ -1,0 +1,175 @@
+"""Whole training steps: ours on one rank, split in depth and in samples, beside torch. Gradients are compared first.
+
+A ratio is only given where the contestants compute the same gradients from the same weights.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from hpcpar.bench.cases import Case, networks
+from hpcpar.bench.measure import Measure, in_turns, missing, ratio, spread
+from hpcpar.bench.options import Options
+from hpcpar.bench.process import BenchError, Worker
+
+SAME = 5e-3
+"""Largest difference of gradients, relative to the norm of each parameter's: float32, summed in another order."""
+
+RAISED_MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
+TORCH = {
+    "best": "torch at its best (channels_last_3d, fused AdamW, malloc thresholds raised)",
+    "channels_last": "torch as users get it, channels_last_3d",
+    "plain": "torch as users get it, NCDHW",
+}
+LABELS = {"cosmoflow": "CosmoFlow", "unet3d": "U-Net"}
+NO_TORCH = "torch is not installed"
+NO_HALF = "hpcpar computes in float32 and float64; bfloat16 is not supported"
+
+
+def steps(options: Options) -> list[Measure]:
+    """One rank, one thread, beside torch in three styles."""
+    found: list[Measure] = []
+    for case in networks(options.quick):
+        label = LABELS[case.network]
+        with _arena(case) as arena:
+            arena.add("hpcpar", ours(case))
+            for style in TORCH if has_torch() else ():
+                arena.add(style, theirs(case, arena.weights, style))
+            found += arena.compare("steps", label)
+            seconds = arena.race(options)
+        found.append(_step_time("steps", f"{label}: hpcpar", seconds["hpcpar"]))
+        for style, words in TORCH.items():
+            name = f"{label}: hpcpar / {words}"
+            if style not in seconds:
+                found.append(missing("steps", name, "ratio", NO_TORCH))
+                continue
+            found.append(_step_time("steps", f"{label}: {words}", seconds[style]))
+            found.append(ratio("steps", name, seconds["hpcpar"], seconds[style]))
+        found.append(missing("steps", f"{label}, bfloat16: hpcpar / torch autocast at its best", "ratio", NO_HALF))
+    return found
+
+
+def split_depth(options: Options) -> list[Measure]:
+    """A sample split in depth over all ranks, beside one rank."""
+    found: list[Measure] = []
+    for case in networks(options.quick):
+        label = LABELS[case.network]
+        with _arena(case) as arena:
+            arena.add("1 rank", ours(case))
+            arena.add("split", ours(case, "depth", options.ranks))
+            found += arena.compare("ranks", f"{label}, depth split")
+            seconds = arena.race(options)
+        found.append(_step_time("ranks", f"{label}: 1 rank", seconds["1 rank"]))
+        found.append(_step_time("ranks", f"{label}: depth split over {options.ranks} ranks", seconds["split"]))
+        name = f"{label}: depth split over {options.ranks} ranks / 1 rank"
+        found.append(ratio("ranks", name, seconds["split"], seconds["1 rank"]))
+    return found
+
+
+def split_batch(options: Options) -> list[Measure]:
+    """As many samples as ranks, split over them, beside torch's data-parallel training of the same samples."""
+    found: list[Measure] = []
+    for case in networks(options.quick):
+        case, label = case.with_batch(options.ranks), LABELS[case.network]
+        name = f"{label}: batch split over {options.ranks} ranks / torch DDP at its best"
+        if not has_torch():
+            found.append(missing("ranks", name, "ratio", NO_TORCH))
+            continue
+        with _arena(case) as arena:
+            arena.add("hpcpar", ours(case, "batch", options.ranks))
+            arena.add("DDP", theirs(case, arena.weights, "best", options.ranks, arena.folder))
+            found += arena.compare("ranks", f"{label}, batch split")
+            seconds = arena.race(options)
+        words = f"batch split over {options.ranks} ranks, {options.ranks} samples"
+        found.append(_step_time("ranks", f"{label}: {words}", seconds["hpcpar"]))
+        found.append(_step_time("ranks", f"{label}: torch DDP (gloo) at its best, same samples", seconds["DDP"]))
+        found.append(ratio("ranks", name, seconds["hpcpar"], seconds["DDP"]))
+    return found
+
+
+def ours(case: Case, axis: str = "batch", ranks: int = 1) -> Worker:
+    """Return the contestant of this package."""
+    return Worker(["-m", "mpi4py", "-m", "hpcpar.bench.ours", case.text(), axis], ranks)
+
+
+def theirs(case: Case, weights: Path, style: str, ranks: int = 1, folder: Path | None = None) -> Worker:
+    """Return torch as a contestant; above one rank a job of so many processes that meet in `folder`."""
+    words = ["-m", "hpcpar.bench.theirs", case.text(), str(weights), style]
+    if ranks > 1:
+        words += ["{copy}", str(ranks), str(folder / "store")]
+    return Worker(words, copies=ranks, env=RAISED_MALLOC if style == "best" else None)
+
+
+def has_torch() -> bool:
+    """Whether torch is installed; it is not imported here."""
+    return importlib.util.find_spec("torch") is not None
+
+
+class Arena:
+    """Contestants of one case. The first one gives the weights."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.folder, self.weights = folder, folder / "weights.npz"
+        self._stack, self._workers = stack, {}
+
+    def add(self, name: str, worker: Worker) -> None:
+        """Take a contestant in."""
+        self._workers[name] = self._stack.enter_context(worker)
+        if len(self._workers) == 1:
+            worker.ask("weights", path=str(self.weights))
+
+    def compare(self, group: str, label: str) -> list[Measure]:
+        """Return how far the gradients of the others are from the first one's.
+
+        Raises
+        ------
+        BenchError
+            When they differ by more than rounding: then times must not be compared.
+        """
+        paths = {name: self.folder / f"gradients-{number}.npz" for number, name in enumerate(self._workers)}
+        for name, worker in self._workers.items():
+            worker.ask("gradients", path=str(paths[name]))
+        first, *others = self._workers
+        found = []
+        reference = dict(np.load(paths[first]))
+        for name in others:
+            worst, where = difference(reference, dict(np.load(paths[name])))
+            if not worst < SAME:
+                raise BenchError(f"{label}: gradients of {name} and {first} differ by {worst:.1e} in {where}")
+            words = f"{label}: gradients, {first} - {name}"
+            found.append(Measure(group, words, worst, "relative", note=f"largest in {where}"))
+        return found
+
+    def race(self, options: Options) -> dict[str, list[float]]:
+        """Return the seconds of steps that were taken in turns."""
+        turns = {name: lambda worker=worker: worker.ask("step") for name, worker in self._workers.items()}
+        return in_turns(turns, options.rounds(7), warm_up=2)
+
+
+@contextmanager
+def _arena(case: Case) -> Iterator[Arena]:
+    with tempfile.TemporaryDirectory(prefix="hpcpar-bench-") as folder, ExitStack() as stack:
+        yield Arena(Path(folder), stack)
+
+
+def difference(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> tuple[float, str]:
+    """Return the largest ``|a - b| / |b|`` over all arrays, in the Euclidean norm, and its name; NaN is infinite."""
+    if a.keys() != b.keys():
+        raise BenchError(f"gradients have other names: {sorted(a.keys() ^ b.keys())}")
+    worst = (-1.0, "")
+    for name in a:
+        assert a[name].shape == b[name].shape, f"{name}: {a[name].shape} and {b[name].shape}"
+        scale = float(np.linalg.norm(b[name].astype(np.float64))) or 1.0
+        distance = float(np.linalg.norm(a[name].astype(np.float64) - b[name])) / scale
+        worst = max(worst, (distance if distance == distance else float("inf"), name))
+    return worst
+
+
+def _step_time(group: str, name: str, seconds: list[float]) -> Measure:
+    return spread(group, name, seconds, "ms", 1e3)

@@ -1,0 +1,145 @@
+"""Every group runs with small sizes and gives the figures it promises; contestants that compute something else fail."""
+
+import importlib.util
+import json
+import math
+
+import numpy as np
+import pytest
+
+from hpcpar.bench import suite, training
+from hpcpar.bench.cases import CHANNELS, Case, data, networks, parse
+from hpcpar.bench.options import Options
+from hpcpar.bench.process import BenchError, Worker
+from hpcpar.bench.training import difference
+from hpcpar.cli.main import main
+
+pytestmark = pytest.mark.spawns_mpi
+QUICK = Options(quick=True, repeats=1)
+torch_is_here = importlib.util.find_spec("torch") is not None
+
+
+def figures(*groups):
+    found = suite.run(groups, QUICK)
+    assert len({(m.group, m.name) for m in found}) == len(found), "two figures of one name"
+    for m in found:
+        assert m.value is not None or m.note, m
+        # differences of two times may be of either sign; everything else is an amount
+        assert m.value is None or math.isfinite(m.value), m
+        assert m.value is None or m.value > 0 or m.group in ("ops", "share", "memory"), m
+    return {m.name: m.value for m in found if m.group in groups}
+
+
+def names_with(found, text):
+    return [name for name in found if text in name]
+
+
+def test_kernels_of_both_networks_in_three_passes():
+    found = figures("kernels")
+    for kind in ("forward", "backward data", "backward weights"):
+        assert len([n for n in found if n.startswith("CosmoFlow") and n.endswith(f": {kind}")]) == 7
+        assert len([n for n in found if n.startswith("U-Net") and n.endswith(f": {kind}")]) == 8
+    for word in ("max pooling", "average pooling", "batch norm", "leaky ReLU", "AdamW", "SGD"):
+        assert names_with(found, word)
+
+
+def test_operations_in_both_passes():
+    found = figures("ops")
+    assert sorted(found) == sorted(
+        f"{op}: {words}, above NumPy"
+        for op in ("add", "linear", "relu")
+        for words in ("forward", "forward and backward")
+    )
+
+
+@pytest.mark.watchdog(600)  # starts many processes
+def test_steps_beside_torch_compute_the_same_gradients():
+    found = figures("steps")
+    for label in ("CosmoFlow", "U-Net"):
+        assert found[f"{label}: hpcpar"] > 0
+        compared = names_with(found, f"{label}: hpcpar / torch")
+        assert len(compared) == 3
+        assert all((found[name] is not None) == torch_is_here for name in compared)
+        if torch_is_here:
+            assert all(0 < found[name] < 1e-4 for name in names_with(found, f"{label}: gradients"))
+            assert len(names_with(found, f"{label}: gradients")) == 3
+
+
+@pytest.mark.watchdog(600)  # starts many processes
+def test_two_ranks():
+    found = figures("ranks")
+    for label in ("CosmoFlow", "U-Net"):
+        assert found[f"{label}: depth split over 2 ranks / 1 rank"] > 0
+        assert found[f"{label}, depth split: gradients, 1 rank - split"] < 1e-4
+        assert (found[f"{label}: batch split over 2 ranks / torch DDP at its best"] is not None) == torch_is_here
+        if torch_is_here:
+            assert found[f"{label}, batch split: gradients, hpcpar - DDP"] < 1e-4
+    assert names_with(found, "gradient all-reduce") and names_with(found, "halo exchange")
+
+
+@pytest.mark.watchdog(600)  # starts many processes
+def test_memory_is_measured_beside_the_formula():
+    found = figures("memory")
+    assert found["CosmoFlow: formula"] > 0
+    assert found["import hpcpar"] > 0
+
+
+@pytest.mark.watchdog(600)  # starts many processes
+def test_shares_of_a_step_add_up():
+    found = figures("share")
+    for label in ("CosmoFlow", "U-Net"):
+        shares = [value for name, value in found.items() if name.startswith(label)]
+        assert len(shares) == 3
+        assert sum(shares) == pytest.approx(1)  # of one step, as one repeat was asked for
+        assert found[f"{label}: time in kernels"] > 0
+
+
+def test_the_command_writes_a_file_and_tables(tmp_path, capsys):
+    path = tmp_path / "run.json"
+    assert main(["bench", "ops", "--quick", "--repeats", "1", "--json", str(path)]) == 0
+    facts = json.loads(path.read_text())
+    assert facts["quick"] and facts["packages"]["numpy"] == np.__version__
+    assert {m["group"] for m in facts["measures"]} == {"machine", "ops"}
+    shown = capsys.readouterr().out
+    assert "relu: forward and backward" in shown and "at most" in shown
+
+
+def test_an_unknown_group_is_named():
+    with pytest.raises(ValueError, match="'speed'; the groups are kernels, ops"):
+        suite.run(["speed"], QUICK)
+
+
+@pytest.mark.watchdog(600)  # starts many processes
+def test_other_gradients_end_the_run():
+    case = networks(quick=True)[0]
+    with training._arena(case) as arena:
+        arena.add("hpcpar", training.ours(case))
+        arena.add("with more samples", training.ours(Case("cosmoflow", 8, 2, batch=2)))
+        with pytest.raises(BenchError, match="gradients of with more samples and hpcpar differ by"):
+            arena.compare("steps", "CosmoFlow")
+
+
+def test_a_contestant_that_fails_shows_what_it_said():
+    worker = Worker(["-c", "raise SystemExit('nothing to be done')"])
+    with worker, pytest.raises(BenchError, match="nothing to be done"):
+        worker.ask("step")
+
+
+def test_differences_are_relative_to_each_array():
+    a = {"small": np.array([1e-6, 0.0]), "large": np.array([100.0])}
+    b = {"small": np.array([1e-6, 1e-7]), "large": np.array([100.1])}
+    worst, where = difference(a, b)
+    assert where == "small"
+    assert worst == pytest.approx(0.0995, rel=1e-3)
+    assert difference(a, a)[0] == 0
+    assert difference({"x": np.array([np.nan])}, {"x": np.array([1.0])})[0] == float("inf")
+    with pytest.raises(BenchError, match="other names"):
+        difference(a, {"small": a["small"]})
+
+
+def test_a_case_is_the_same_behind_a_command_line():
+    case = networks(quick=False)[1].with_batch(3)
+    assert parse(case.text()) == case
+    x, y = data(Case("unet3d", 4, 2, batch=3))
+    assert x.shape == (3, CHANNELS["unet3d"], 4, 4, 4) and y.shape == (3, 4, 4, 4)
+    assert np.array_equal(x, data(Case("unet3d", 4, 2, batch=3))[0])
