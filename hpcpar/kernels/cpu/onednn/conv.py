@@ -24,9 +24,9 @@ from .primitive import (
     ARGUMENT,
     Attributes,
     Descriptor,
+    Dims,
     Primitive,
     PrimitiveDescriptor,
-    _Dims,
     address,
     reorder,
     thread,
@@ -179,7 +179,7 @@ def _build(kind, source, w_shape, w_strides, other, stride, before, after, dilat
         strides = (strides[0] * sizes[1], *strides)
     plain, wanted = Descriptor(library, sizes, strides), Descriptor(library, sizes, None)
     shift = Descriptor(library, (w_shape[0],), (1,)) if bias else None
-    geometry = (_Dims(*stride), _Dims(*(d - 1 for d in dilation)), _Dims(*before), _Dims(*after))
+    geometry = (Dims(*stride), Dims(*(d - 1 for d in dilation)), Dims(*before), Dims(*after))
     try:
         forward = PrimitiveDescriptor(
             library, "dnnl_convolution_forward_primitive_desc_create", library.engine, _FORWARD_TRAINING, _DIRECT, x,

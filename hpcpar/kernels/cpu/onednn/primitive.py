@@ -29,7 +29,7 @@ QUERY = {"src": 129, "diff_src": 130, "weights": 131, "diff_weights": 132, "dst"
 ARGUMENT = {"src": 1, "dst": 17, "weights": 33, "bias": 41, "scratchpad": 80, "diff_src": 129, "diff_dst": 145,
             "diff_weights": 161}
 
-_Dims = ctypes.c_int64 * 12  # oneDNN's dims are always twelve long
+Dims = ctypes.c_int64 * 12  # oneDNN's dims are always twelve long
 
 
 class _Argument(ctypes.Structure):
@@ -52,9 +52,9 @@ class Descriptor(Handle):
     """A memory descriptor: sizes and element strides, or strides None for a format the primitive chooses."""
 
     def __init__(self, library: Library, sizes: Sequence[int], strides: Sequence[int] | None) -> None:
-        how, layout = ("tag", _TAG_ANY) if strides is None else ("strides", _Dims(*strides))
+        how, layout = ("tag", _TAG_ANY) if strides is None else ("strides", Dims(*strides))
         super().__init__(library, f"dnnl_memory_desc_create_with_{how}", "dnnl_memory_desc_destroy", len(sizes),
-                         _Dims(*sizes), _F32, layout)
+                         Dims(*sizes), _F32, layout)
 
 
 class Attributes(Handle):
