@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from hpcpar.data.files import replaced
 from hpcpar.optim.clip import counts_here
 from hpcpar.tensors import Tensor
+from hpcpar.train.tensorboard import EventWriter
 from hpcpar.transport import Comm
 
 Result = TypeVar("Result")
@@ -44,11 +45,17 @@ class RunDirectory:
         All ranks.
     records_until : int, optional
         The run goes on: records of ``metrics.jsonl`` up to this step stay, later ones will be made again.
+    tensorboard : bool
+        Write records to event files in the folder ``tensorboard`` too.
     """
 
-    def __init__(self, path: str, comm: Comm, records_until: int | None = None) -> None:
-        self.path, self.comm = Path(path), comm
+    def __init__(
+        self, path: str, comm: Comm, records_until: int | None = None, tensorboard: bool = False
+    ) -> None:
+        self.path, self.comm, self._events = Path(path), comm, None
         on_root(comm, lambda: self._prepare(records_until))
+        if tensorboard and comm.rank == 0:
+            self._events = EventWriter(self.path / "tensorboard")
 
     def _prepare(self, records_until: int | None) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
@@ -80,6 +87,8 @@ class RunDirectory:
         if self.comm.rank == 0:
             with open(self.path / "metrics.jsonl", "a", encoding="utf-8") as file:
                 file.write(json.dumps(figures) + "\n")
+            if self._events is not None:
+                self._events.add(figures["step"], {name: v for name, v in figures.items() if name != "step"})
 
     def write_tensors(self, name: str, tensors: dict[str, Tensor], attributes: dict[str, Any] | None = None) -> Path:
         """Write tensors as whole datasets of one HDF5 file, every block by its owner. Collective.

@@ -167,7 +167,8 @@ class Trainer:
             retired = on_root(self.mesh.world, self.folder.retire)
             if retired:
                 progress.say(f"checkpoints of an earlier run are now in {retired}")
-        out = RunDirectory(self.job.run.dir, self.mesh.world, self.records_until)
+        run = self.job.run
+        out = RunDirectory(run.dir, self.mesh.world, self.records_until, run.tensorboard)
         out.write_text("config.toml", dump_job(self.job))
         self._introduce(progress)
         self._start = time.perf_counter()
