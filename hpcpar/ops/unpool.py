@@ -34,28 +34,13 @@ class MaxUnpool(Op):
         plan: _Plan = rule.plan
         x, index = arrays
         plan.check(index)
-        own = (rule.out.local_shape[2:], [a for a, _ in rule.out.box[2:]], plan.out)
-        values, places = plan.halo(x), local_positions(plan.halo(index), *own)
-        y = kernels.empty_channels_last(rule.out.local_shape, x.dtype, x)
-        y[...] = 0
-        if values.size:
-            flat, keep = _flat(places, y.shape), places >= 0
-            memory = kernels.last(y).reshape(y.size)
-            # in row-major order of the windows: of several values for one place the last stays
-            memory[kernels.last(flat)[kernels.last(keep)]] = kernels.last(values)[kernels.last(keep)]
-        return y, index
+        places = local_positions(plan.halo(index), rule.out.local_shape[2:], [a for a, _ in rule.out.box[2:]], plan.out)
+        return kernels.put_at(plan.halo(x), places, rule.out.local_shape), index
 
     def backward(self, rule: Rule, saved: Any, g: Any, needs: tuple[bool, ...]) -> tuple:
         plan: _Plan = rule.plan
         buffer = plan.back(g)
-        dx = kernels.empty_channels_last(saved.shape, g.dtype, g)
-        dx[...] = 0
-        if dx.size and buffer.size:
-            places = local_positions(saved, buffer.shape[2:], plan.begin, plan.out)
-            keep = places >= 0
-            memory = np.ascontiguousarray(kernels.last(buffer)).reshape(buffer.size)
-            dx[keep] = memory[_flat(places, buffer.shape)[keep]]
-        return dx, None
+        return kernels.take_at(buffer, local_positions(saved, buffer.shape[2:], plan.begin, plan.out)), None
 
 
 class _Plan:
@@ -96,14 +81,6 @@ class _Plan:
                 f"max_unpool of {self.x!r}: an index lies outside the window of its element, so no rank knows whom to "
                 f"ask; repartition the positions to be whole first, or pass the arguments of the pooling"
             )
-
-
-def _flat(places: Any, shape: tuple[int, ...]) -> Any:
-    """Offsets in the channels-last memory of an array of `shape` for spatial positions of (N, C, ...) elements."""
-    n, c = places.shape[:2]
-    ones = (1,) * (places.ndim - 2)
-    samples, channels = np.arange(n).reshape(n, 1, *ones), np.arange(c).reshape(1, c, *ones)
-    return (samples * prod(shape[2:]) + places) * c + channels
 
 
 _max_unpool = MaxUnpool()
