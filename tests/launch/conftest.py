@@ -27,3 +27,9 @@ def cluster(tmp_path_factory):
         yield cluster
     finally:
         cluster.stop()
+
+
+@pytest.fixture
+def job(tmp_path):
+    """A small training without end, see endless.py."""
+    return _load("endless").EndlessJob(tmp_path)

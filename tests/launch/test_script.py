@@ -213,3 +213,17 @@ def test_submit_warns_of_gpus_that_do_not_match_the_job(job, capsys, words, warn
     assert main(["submit", job, "--ranks-per-node", "2", "--print", *words]) == 0
     shown = capsys.readouterr().err
     assert warning in shown and ("warning" in shown) == bool(warning)
+
+
+def test_the_page_for_centres_lists_what_a_template_may_name():
+    table = (HOME / "docs" / "centres" / "README.md").read_text().split("| name | value |")[1]
+    listed = {name for row in re.findall(r"^\| (`.*?) \|", table, flags=re.M) for name in re.findall(r"`(\w+)`", row)}
+    assert listed == {*request().values(), "template"}
+
+
+@pytest.mark.parametrize("scheduler", ["slurm", "pbs", "flux"])
+def test_the_templates_are_part_of_the_package(scheduler):
+    from importlib import resources
+
+    assert resources.files("hpcpar.launch").joinpath(f"templates/{scheduler}.sh").is_file()
+    assert "hpcpar.launch = templates/*.sh" in (HOME / "setup.cfg").read_text()

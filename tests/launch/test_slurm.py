@@ -1,8 +1,8 @@
 """Jobs under a real Slurm with two nodes: started by its launchers, warned by it, put back by it, and going on.
 
 Slurm looks at time limits every half minute, so that the test of the limit takes about a minute; the others send the
-same signal by hand. A job is made endless first, and given an end beyond the step at which it was stopped: whatever
-the speed of the machine, it is stopped in the middle and goes on for some steps.
+same signal by hand. Whatever the speed of the machine, a job is stopped in the middle and goes on for some steps: it is
+given its end when the step is known at which it was stopped.
 """
 
 import json
@@ -14,9 +14,7 @@ import sys
 import pytest
 
 from hpcpar.cli.submit import default_launcher
-from hpcpar.testing import mpi_run
 from hpcpar.testing.launch import is_open_mpi
-from hpcpar.testing.small_job import assert_same_run, write_small_job
 
 pytestmark = [pytest.mark.spawns_mpi, pytest.mark.watchdog(400)]
 
@@ -26,40 +24,18 @@ MORE_STEPS = 5
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"}
 
 
-@pytest.fixture
-def job(tmp_path):
-    """A job that does not end before `end_after` says where."""
-    path = write_small_job(tmp_path)
-    text = path.read_text().replace("steps = 7", "steps = 1000000").replace("validate_every = 4", "validate_every = 0")
-    path.write_text(text.replace("every = 2", "every = 1000").replace('name = "cosine"', 'name = "constant"'))
-    return path
-
-
-def end_after(job, step):
-    job.write_text(re.sub(r"^steps = \d+", f"steps = {step}", job.read_text(), flags=re.M))
-
-
 def submit(cluster, job, *words):
     """Return the number of the job that `hpcpar submit` made."""
-    answer = cluster.command([*HPCPAR, "submit", str(job), *RANKS, *words], cwd=job.parent)
+    answer = cluster.command([*HPCPAR, "submit", str(job.path), *RANKS, *words], cwd=job.folder)
     return re.search(r"Submitted batch job (\d+)", answer)[1]
-
-
-def log_of(job):
-    return "".join(path.read_text() for path in sorted((job.parent / "run").glob("slurm.*.log")))
-
-
-def steps_in_log(job):
-    return [int(step) for step in re.findall(r"^step (\d+)/", log_of(job), flags=re.M)]
 
 
 def wait_for_steps(cluster, job, number, starts=1):
     """Wait until a start of the job has trained for some steps."""
 
     def trains():
-        said = log_of(job).split("parameters;")
-        assert cluster.job(number)["JobState"] not in ENDED, f"{log_of(job)}\n{cluster.logs()}"
-        return len(said) > starts and "\nstep " in said[starts]
+        assert cluster.job(number)["JobState"] not in ENDED, f"{job.log()}\n{cluster.logs()}"
+        return job.trains(starts)
 
     cluster.wait_for(trains, 120)
 
@@ -69,17 +45,10 @@ def wait_for_state(cluster, job, number, state, **fields):
 
     def reached():
         known = cluster.job(number)
-        assert known["JobState"] not in ENDED - {state}, f"{known}\n{log_of(job)}\n{cluster.logs()}"
+        assert known["JobState"] not in ENDED - {state}, f"{known}\n{job.log()}\n{cluster.logs()}"
         return known["JobState"] == state and all(known[k] == v for k, v in fields.items())
 
     cluster.wait_for(reached, 150)
-
-
-def stopped_at(job):
-    """The step of the newest checkpoint, which the log names too."""
-    saved = [int(step) for step in re.findall(r"asked to stop: saved \S*step-(\d+)", log_of(job))]
-    assert saved, log_of(job)
-    return saved[-1]
 
 
 def start_now(cluster, number):
@@ -90,24 +59,16 @@ def start_now(cluster, number):
     cluster.command(["scontrol", "update", f"jobid={number}", "StartTime=now+3seconds", "TimeLimit=60"])
 
 
-def assert_equals_unbroken_run(job, starts):
-    """The job has ended; its records and weights are those of a run that nobody stopped, bit by bit."""
-    log = log_of(job)
-    assert log.count("resuming from") == starts - 1 and log.count("done: ") == 1, log
-    mpi_run(2, ["-m", "hpcpar", "train", str(job), "--set", "run.dir=whole"], cwd=job.parent, timeout=200).check()
-    assert_same_run(job.parent / "run", job.parent / "whole")
-
-
 def test_a_job_outlives_its_time_limit(cluster, job):
     number = submit(cluster, job, "--time", "60s", "--margin", "10s")
     wait_for_state(cluster, job, number, "PENDING", Restarts="1")
-    assert "saved; back into the queue after start 1" in log_of(job)
-    step = stopped_at(job)
-    end_after(job, step + MORE_STEPS)
+    assert "saved; back into the queue after start 1" in job.log()
+    step = job.stopped_at()
+    job.end_after(step + MORE_STEPS)
     start_now(cluster, number)
     wait_for_state(cluster, job, number, "COMPLETED", ExitCode="0:0")
-    assert_equals_unbroken_run(job, starts=2)
-    assert max(steps_in_log(job)) == step + MORE_STEPS
+    job.assert_equals_unbroken_run(ranks=2, starts=2)
+    assert max(job.steps()) == step + MORE_STEPS
 
 
 def test_mpiexec_passes_the_warning_on(cluster, job):
@@ -118,7 +79,7 @@ def test_mpiexec_passes_the_warning_on(cluster, job):
     wait_for_steps(cluster, job, number)
     cluster.command(["scancel", "--batch", "--signal=USR1", number])
     wait_for_state(cluster, job, number, "FAILED", ExitCode="75:0", Restarts="0")
-    assert stopped_at(job) >= 1
+    assert job.stopped_at() >= 1
 
 
 def test_a_preempted_job_comes_back_and_a_cancelled_one_does_not(cluster, job):
@@ -128,12 +89,12 @@ def test_a_preempted_job_comes_back_and_a_cancelled_one_does_not(cluster, job):
     wait_for_steps(cluster, job, number)
     cluster.command(["sbatch", "-N2", "--ntasks-per-node=4", "--partition=urgent", "-o", "/dev/null", "--wrap=sleep 1"])
     wait_for_state(cluster, job, number, "PENDING", Restarts="1")
-    first = stopped_at(job)
+    first = job.stopped_at()
     start_now(cluster, number)
     wait_for_steps(cluster, job, number, starts=2)
     cluster.command(["scancel", number])
     wait_for_state(cluster, job, number, "CANCELLED", Restarts="1")
-    assert stopped_at(job) > first
+    assert job.stopped_at() > first
 
 
 def test_a_chain_goes_on_from_element_to_element_and_ends_with_the_training(cluster, job):
@@ -141,13 +102,13 @@ def test_a_chain_goes_on_from_element_to_element_and_ends_with_the_training(clus
     wait_for_steps(cluster, job, f"{number}_1")
     # it arrives at once, but scancel of 22.05 takes an element of an array for a job on its way out, and tries again
     with cluster.background(["scancel", "--batch", "--signal=USR1", f"{number}_1"]) as scancel:
-        cluster.wait_for(lambda: "asked to stop" in log_of(job), 60)
+        cluster.wait_for(lambda: "asked to stop" in job.log(), 60)
         scancel.kill()
-    end_after(job, stopped_at(job) + MORE_STEPS)
+    job.end_after(job.stopped_at() + MORE_STEPS)
     wait_for_state(cluster, job, f"{number}_1", "COMPLETED")
     wait_for_state(cluster, job, f"{number}_2", "COMPLETED")
     wait_for_state(cluster, job, f"{number}_3", "CANCELLED")
-    assert_equals_unbroken_run(job, starts=2)
+    job.assert_equals_unbroken_run(ranks=2, starts=2)
 
 
 def test_info_inside_an_allocation(cluster):
