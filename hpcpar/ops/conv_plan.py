@@ -48,10 +48,16 @@ def channel_layouts(
         equation = Equation((f"nc{spatial}", labels), f"no{spatial}")
     else:
         equation = Equation((f"ng{spatial}", "gc" + kernel), f"ng{spatial}")
-    chosen = choose_labels(mesh, equation, (x, w), out, (False, parameter))
-    inside = [a for a, c in chosen.items() if c in (*kernel, *("c" if groups > 1 else ""))]
+    inside = [a for stack in w.dims[2 - (groups > 1) :] for a in stack]
     if inside:
         raise LayoutError(f"{name}: axis {inside[0]!r} splits the inside of the kernel {w!r}; repartition the weight")
+    try:
+        chosen = choose_labels(mesh, equation, (x, w), out, (False, parameter))
+    except LayoutError as error:
+        raise LayoutError(f"{name}, as {error}") from None
+    wrong = [a for a, c in chosen.items() if c in (*kernel, *("c" if groups > 1 else ""))]
+    if wrong:
+        raise LayoutError(f"{name}: axis {wrong[0]!r} would split the inside of the kernel {w!r}; choose another out=")
     stacks = label_stacks(mesh, equation, (x, w), out, chosen)
     x_need = x.with_layout(Layout(*[stacks[c] for c in equation.operands[0]]))
     w_need = w.with_layout(Layout(*[stacks[c] for c in equation.operands[1]]))

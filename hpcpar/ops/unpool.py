@@ -63,11 +63,11 @@ class _Plan:
         """Positions inside the result, and, where positions are split, inside their windows: else an error on all."""
         wrong = bool(((index < 0) | (index >= prod(self.out))).any())
         outside = False
-        rest = index
+        rest, xp = index, kernels.array_module(index)
         for d in range(len(self.windows) - 1, -1, -1):
             k, s, p = self.windows[d]
             a, b = self.x.box[d + 2]
-            first = (np.arange(a, b) * s - p).reshape(b - a, *(1,) * (len(self.windows) - 1 - d))
+            first = (xp.arange(a, b) * s - p).reshape(b - a, *(1,) * (len(self.windows) - 1 - d))
             at = rest % self.out[d]
             outside = outside or bool(((at < first) | (at >= first + k)).any())
             rest = rest // self.out[d]
