@@ -140,6 +140,21 @@ def test_a_repartition_passes_its_gradient_so_that_partial_becomes_split_in_one_
     assert words(sent) == {"reduce_scatter": 288}
 
 
+@pytest.mark.ranks(exactly=4)
+def test_partial_gradients_of_different_splits_share_one_message() -> None:
+    """One use gathers x over b, the other does not: what both leave partial over a is sliced, added and sent once."""
+    mesh = shared_mesh(a=2, b=2)
+    x = operand(np.ones((8, 4)), mesh, Layout("b"), requires_grad=True)
+    w = operand(np.ones((4, 6)), mesh, Layout(None, "a"))
+    whole = hp.einsum("mk,kn->mn", x.repartition(Layout()), w)
+    split = hp.einsum("mk,kn->mn", x, w)
+    with counter.counting() as sent:
+        (whole.sum() + split.sum()).backward()
+    assert {key: t.messages for key, t in sent.items()} == {("all_reduce", "a"): 1}
+    assert sum(t.bytes for t in sent.values()) == 4 * 4 * 8, "half of x"
+    assert np.array_equal(x.grad.numpy(), np.full((8, 4), 12.0))
+
+
 @pytest.mark.ranks(min=2)
 def test_micro_batches_accumulate_a_partial_gradient_without_a_message() -> None:
     w = leaf(np.ones(3), parameter=True)
