@@ -6,12 +6,12 @@ import os
 import sys
 import traceback
 
+from hpcpar.launch.process import this_process
+
 EXIT_USER_ERROR = 2
 
 # Code that raises these says in the message what is wrong and what would be right.
 USER_ERRORS = (ValueError, OSError, ImportError, MemoryError, FloatingPointError)
-
-_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "PALS_RANKID", "FLUX_TASK_RANK")
 
 
 class UsageError(ValueError):
@@ -20,12 +20,7 @@ class UsageError(ValueError):
 
 def launched_rank() -> int:
     """Return the rank the launcher gave this process, without starting MPI; 0 where there is no launcher."""
-    for name in _RANK_VARIABLES:
-        if os.environ.get(name, "").isdigit():
-            return int(os.environ[name])
-    if int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
-        return int(os.environ.get("SLURM_PROCID", "0"))
-    return 0
+    return this_process().rank
 
 
 def user_error(error: BaseException, parallel: bool) -> int:

@@ -50,10 +50,12 @@ class EndlessJob:
         assert saved, self.log()
         return int(saved[-1])
 
-    def assert_equals_unbroken_run(self, ranks: int, starts: int) -> None:
+    def assert_equals_unbroken_run(self, *overrides: str, ranks: int, starts: int) -> None:
         """Records and weights are those of a run that nobody stopped, bit by bit."""
         log = self.log()
         assert log.count("resuming from") == starts - 1 and log.count("done: ") == 1, log
-        words = ["-m", "hpcpar", "train", str(self.path), "--set", "run.dir=whole"]
+        words = ["-m", "hpcpar", "train", str(self.path)]
+        for override in ("run.dir=whole", *overrides):
+            words += ["--set", override]
         mpi_run(ranks, words, cwd=self.folder, timeout=200).check()
         assert_same_run(self.folder / "run", self.folder / "whole")

@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,7 @@ from hpcpar.testing.launch import is_open_mpi
 
 pytestmark = [pytest.mark.spawns_mpi, pytest.mark.watchdog(400)]
 
+HOME = Path(__file__).resolve().parents[2]
 HPCPAR = [sys.executable, "-m", "hpcpar"]
 RANKS = ["--nodes", "2", "--ranks-per-node", "1"]
 MORE_STEPS = 5
@@ -69,6 +71,22 @@ def test_a_job_outlives_its_time_limit(cluster, job):
     wait_for_state(cluster, job, number, "COMPLETED", ExitCode="0:0")
     job.assert_equals_unbroken_run(ranks=2, starts=2)
     assert max(job.steps()) == step + MORE_STEPS
+
+
+def test_the_script_for_any_job_trains_and_comes_back(cluster, job):
+    job.logs = "train.log"
+    script = str(HOME / "jobs" / "slurm" / "train.sbatch")
+    options = ["--parsable", "--nodes=2", "--ntasks-per-node=1", "--output=train.log"]
+    env = {"HPCPAR_ENV": sys.prefix}
+    words = ["sbatch", *options, script, str(job.path), "run.seed=4"]
+    number = cluster.command(words, cwd=job.folder, env=env).strip()
+    wait_for_steps(cluster, job, number)
+    cluster.command(["scancel", "--batch", "--signal=USR1", number])
+    wait_for_state(cluster, job, number, "PENDING", Restarts="1")
+    job.end_after(job.stopped_at() + MORE_STEPS)
+    start_now(cluster, number)
+    wait_for_state(cluster, job, number, "COMPLETED", ExitCode="0:0")
+    job.assert_equals_unbroken_run("run.seed=4", ranks=2, starts=2)
 
 
 def test_mpiexec_passes_the_warning_on(cluster, job):
