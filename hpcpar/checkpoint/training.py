@@ -78,7 +78,9 @@ def restore_optimizer(checkpoint: Checkpoint, optimizer: Optimizer) -> None:
     CheckpointError
         The checkpoint is of another kind of optimizer.
     """
-    saved: Mapping[str, Any] = checkpoint.state["optimizer"]
+    saved: Mapping[str, Any] | None = checkpoint.state.get("optimizer")
+    if saved is None:
+        raise CheckpointError(f"{checkpoint.path} holds no optimizer")
     if saved["kind"] != type(optimizer).__name__:
         raise CheckpointError(
             f"{checkpoint.path} holds the state of {saved['kind']}, the optimizer is {type(optimizer).__name__}; use "
