@@ -15,6 +15,7 @@ from hpcpar.checks import messages
 from hpcpar.checks.log import Log, Record
 from hpcpar.checks.logical import inner_products, inspect, same_logical_array
 from hpcpar.checks.values import CheckError, Value, agree, tolerance
+from hpcpar.mesh import world_rank
 from hpcpar.ops import core
 from hpcpar.ops.core import Op, Rule
 from hpcpar.primitives import repartition
@@ -196,10 +197,8 @@ def disable() -> None:
 
 def enable_from_environment() -> None:
     """Turn the checked mode on if ``HPCPAR_CHECK=1``; with ``HPCPAR_CHECK_LOG=FILE`` rank 0 writes the log there."""
-    from mpi4py import MPI
-
     path = os.environ.get("HPCPAR_CHECK_LOG")
-    enable(Log(path if path and MPI.COMM_WORLD.Get_rank() == 0 else None))
+    enable(Log(path if path and world_rank() == 0 else None))
 
 
 @contextmanager
