@@ -102,7 +102,7 @@ def test_mpiexec_passes_the_warning_on(cluster, job):
 
 def test_a_preempted_job_comes_back_and_a_cancelled_one_does_not(cluster, job):
     if is_open_mpi():
-        pytest.skip("without srun only Slurm's own helpers are told of a preemption")
+        pytest.skip("without srun only Slurm's own helpers are told of a preemption, see docs/centres")
     number = submit(cluster, job, "--partition", "both")
     wait_for_steps(cluster, job, number)
     cluster.command(["sbatch", "-N2", "--ntasks-per-node=4", "--partition=urgent", "-o", "/dev/null", "--wrap=sleep 1"])
