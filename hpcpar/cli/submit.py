@@ -78,6 +78,8 @@ def make_request(args: argparse.Namespace, scheduler: str) -> Request:
     if args.chain and scheduler != "slurm":
         raise UsageError(f"--chain is an array of Slurm; {scheduler} has none that runs its elements in a row")
     _warn_of_gpus(job.run.device, args.gpus_per_node, args.ranks_per_node)
+    if not job.checkpoint.every:
+        _warn("checkpoint.every is 0: a node that fails takes with it all since the last start of the job")
     folder = Path(job.run.dir).resolve()
     return Request(
         job=args.job,
@@ -173,4 +175,8 @@ def _warn_of_gpus(device: str, gpus: int | None, ranks: int) -> None:
         line = "the job runs on GPUs, but none are asked for; --gpus-per-node, unless the partition gives them anyway"
     else:
         return
+    _warn(line)
+
+
+def _warn(line: str) -> None:
     sys.stderr.write(f"hpcpar: warning: {line}\n")

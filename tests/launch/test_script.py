@@ -20,6 +20,8 @@ depth = 2
 name = "unet3d"
 [loss]
 name = "cross_entropy"
+[checkpoint]
+every = 100
 """
 TRAIN = ["hpcpar", "train", "jobs/unet3d-brain.toml", "--resume", "auto"]
 
@@ -207,9 +209,10 @@ def test_submit_without_a_batch_system_says_so(job, capsys, monkeypatch):
         (["--gpus-per-node", "1", "--set", "run.device='gpu'"], "2 rank(s) per node for 1 GPU(s)"),
         (["--set", "run.device='gpu'"], "runs on GPUs, but none are asked for"),
         (["--gpus-per-node", "2", "--set", "run.device='gpu'"], ""),
+        (["--set", "checkpoint.every=0"], "a node that fails takes with it all"),
     ],
 )
-def test_submit_warns_of_gpus_that_do_not_match_the_job(job, capsys, words, warning):
+def test_submit_warns_of_what_is_not_wrong_but_seldom_meant(job, capsys, words, warning):
     assert main(["submit", job, "--ranks-per-node", "2", "--print", *words]) == 0
     shown = capsys.readouterr().err
     assert warning in shown and ("warning" in shown) == bool(warning)
