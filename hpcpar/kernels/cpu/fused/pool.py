@@ -13,6 +13,12 @@ import numpy as np
 from ...arrays import Array, empty_channels_last, last, to_channels_last, zeros_channels_last
 from ...generic.pool import Bounds, index_dtype, lowest, pool_sizes
 from .jit import inner, kernel
+from .resample import tap_sums, window_maxima
+
+__all__ = [
+    "avg_pool_backward", "avg_pool_forward", "max_pool_backward", "max_pool_forward", "sum_pool_backward",
+    "sum_pool_forward", "tap_sums", "window_maxima",
+]
 
 
 @kernel
