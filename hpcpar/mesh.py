@@ -120,11 +120,6 @@ def current_mesh() -> Mesh:
     return _stack[-1]
 
 
-def world_rank() -> int:
-    """Return this process's rank among all that were started together."""
-    return MPI.COMM_WORLD.Get_rank()
-
-
 def live_communicators() -> int:
     """Return the number of communicators that meshes hold on this rank."""
     return _live

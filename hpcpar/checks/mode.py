@@ -15,7 +15,6 @@ from hpcpar.checks import messages
 from hpcpar.checks.log import Log, Record
 from hpcpar.checks.logical import inner_products, inspect, same_logical_array
 from hpcpar.checks.values import CheckError, Value, agree, tolerance
-from hpcpar.mesh import world_rank
 from hpcpar.ops import core
 from hpcpar.ops.core import Op, Rule
 from hpcpar.primitives import repartition
@@ -23,6 +22,7 @@ from hpcpar.signature import Signature
 from hpcpar.sources import Saved
 from hpcpar.tensors import Tensor
 from hpcpar.transport import comm as transport
+from hpcpar.transport.system import world
 
 
 class Checker:
@@ -198,7 +198,7 @@ def disable() -> None:
 def enable_from_environment() -> None:
     """Turn the checked mode on if ``HPCPAR_CHECK=1``; with ``HPCPAR_CHECK_LOG=FILE`` rank 0 writes the log there."""
     path = os.environ.get("HPCPAR_CHECK_LOG")
-    enable(Log(path if path and world_rank() == 0 else None))
+    enable(Log(path if path and world()[0] == 0 else None))
 
 
 @contextmanager
