@@ -28,6 +28,8 @@ EXIT_STALLED = 70
 GRACE_SECONDS = 3.0
 """How long the others have to leave their reports after the first."""
 
+SHOWN_CALLERS = 3
+
 _HOME = str(Path(__file__).resolve().parents[1])
 _TRANSPORT = str(Path(_HOME, "transport"))
 
@@ -139,24 +141,36 @@ def read_reports(folder: Path) -> dict[int, dict[str, Any]]:
 
 
 def describe(frame: FrameType | None) -> dict[str, Any]:
-    """Return what a stack is in: the operation of the transport, if it waits in one, the place, the module, the stack.
+    """Return what a stack is in: the operation of the transport, if it waits in one, callers, module, stack as text.
 
-    The operation is the outermost call into `hpcpar.transport`, with the name of its communicator (its mesh axes).
+    The operation is the outermost call into `hpcpar.transport`, with the name of its communicator (its mesh axes); the
+    callers are those in hpcpar, the innermost first.
     """
     stack = list(traceback.walk_stack(frame))
-    operation, place = None, ""
-    for inner, line in stack:  # innermost first
-        path = inner.f_code.co_filename
+    operation, callers = None, []
+    for inner, line in stack:
+        path, name = inner.f_code.co_filename, inner.f_code.co_name
         if path.startswith(_TRANSPORT):
-            along = getattr(inner.f_locals.get("self"), "name", None)
-            operation = inner.f_code.co_name + (f" along {along}" if along else "")
-        elif path.startswith(_HOME) and not place:
-            place = f"{inner.f_code.co_name} (hpcpar{path[len(_HOME) :]}:{line})"
-    if not place and stack:
+            owner = inner.f_locals.get("self")
+            along, kind = _communicator(owner), getattr(owner, "operation", "")
+            operation = f"{Path(path).stem}.{name}" + f" of {kind}" * bool(kind) + f" along {along}" * bool(along)
+        elif path.startswith(_HOME):
+            callers.append(f"{name} ({path[len(_HOME) + 1 :]}:{line})")
+    if not callers and stack:
         inner, line = stack[0]
-        place = f"{inner.f_code.co_name} ({inner.f_code.co_filename}:{line})"
+        callers = [f"{inner.f_code.co_name} ({inner.f_code.co_filename}:{line})"]
     text = "".join(traceback.StackSummary.extract(iter(stack)).format()[::-1])
+    place = " < ".join(callers[:SHOWN_CALLERS])
     return {"operation": operation, "place": place, "module": scope.current(), "stack": text}
+
+
+def _communicator(owner: object) -> str:
+    """Name of the communicator that a transport object is, or has."""
+    for candidate in (owner, getattr(owner, "comm", None), getattr(owner, "_comm", None)):
+        name = getattr(candidate, "name", None)
+        if isinstance(name, str):
+            return name
+    return ""
 
 
 def explain(reports: Mapping[int, Mapping[str, Any]], size: int) -> str:
@@ -169,12 +183,13 @@ def explain(reports: Mapping[int, Mapping[str, Any]], size: int) -> str:
     for (operation, place, module), ranks in sorted(together.items(), key=lambda item: -len(item[1])):
         within = f", module {module}" if module else ""
         if operation:
-            lines.append(f"  {_ranks(ranks)} wait in {operation}, called by {place}{within}")
+            wait = "wait" if len(ranks) > 1 else "waits"
+            lines.append(f"  {_ranks(ranks)} {wait} in {operation}{within}: {place}")
         else:
-            lines.append(f"  {_ranks(ranks)} did not arrive: in {place}{within}")
+            lines.append(f"  {_ranks(ranks)} did not arrive{within}: {place}")
     silent = [rank for rank in range(size) if rank not in reports]
     if silent:
-        lines.append(f"  {_ranks(silent)} did not arrive, and do not answer: stopped, or their node is lost")
+        lines.append(f"  {_ranks(silent)} did not arrive and left no report: stopped, or the node is lost")
     absent = [rank for rank, report in reports.items() if not report["operation"]]
     for rank in absent[:2]:
         lines.append(f"stack of rank {rank}:\n{reports[rank]['stack'].rstrip()}")

@@ -145,9 +145,9 @@ def test_the_watchdog_names_who_did_not_arrive(job_file, kind):
     assert run.stderr.count("hpcpar: no progress for") == 1, run.transcript()
     assert "ranks 0, 2 wait in " in run.stderr
     if kind == "sleep":
-        assert "rank 1 did not arrive: in " in run.stderr and "time.sleep(1000)" in run.stderr
+        assert "rank 1 did not arrive, module UNet3d: " in run.stderr and "time.sleep(1000)" in run.stderr
     else:
-        assert "rank 1 did not arrive, and do not answer" in run.stderr
+        assert "rank 1 did not arrive and left no report" in run.stderr
 
 
 def poison(words):
