@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +68,25 @@ class Manifest:
 
     def dumps(self) -> str:
         """Return the text of the file."""
-        body = json.dumps(asdict(self), separators=(",", ":"))
-        return json.dumps({"checksum": zlib.crc32(body.encode()), "body": body}) + "\n"
+        body = {
+            "format": self.format,
+            "step": self.step,
+            "state": self.state,
+            "arrays": {name: [info.shape, info.dtype, info.shown] for name, info in self.arrays.items()},
+            "files": [
+                {
+                    "name": f.name,
+                    "size": f.size,
+                    "checksum": f.checksum,
+                    "whole": f.whole,
+                    # one short line a piece: on many ranks there are many
+                    "pieces": [[p.array, p.box, p.path, p.checksum] for p in f.pieces],
+                }
+                for f in self.files
+            ],
+        }
+        text = json.dumps(body, separators=(",", ":"))
+        return json.dumps({"checksum": zlib.crc32(text.encode()), "body": text}) + "\n"
 
 
 def load_manifest(folder: Path) -> Manifest:
@@ -93,18 +110,16 @@ def load_manifest(folder: Path) -> Manifest:
     body = json.loads(text)
     if body["format"] != FORMAT:
         raise CheckpointError(f"{path} is of format {body['format']!r}, this version reads {FORMAT!r}")
-    arrays = {name: ArrayInfo(tuple(a["shape"]), a["dtype"], _tuple(a["shown"])) for name, a in body["arrays"].items()}
+    arrays = {
+        name: ArrayInfo(tuple(shape), dtype, None if shown is None else tuple(shown))
+        for name, (shape, dtype, shown) in body["arrays"].items()
+    }
     files = tuple(
-        StoredFile(f["name"], f["size"], tuple(_stored(p) for p in f["pieces"]), f["checksum"], f["whole"])
+        StoredFile(f["name"], f["size"], tuple(_stored(*p) for p in f["pieces"]), f["checksum"], f["whole"])
         for f in body["files"]
     )
     return Manifest(body["step"], body["state"], arrays, files)
 
 
-def _tuple(values: list[int] | None) -> tuple[int, ...] | None:
-    return None if values is None else tuple(values)
-
-
-def _stored(piece: dict[str, Any]) -> Stored:
-    box = tuple((start, stop) for start, stop in piece["box"])
-    return Stored(piece["array"], box, piece["path"], piece["checksum"])
+def _stored(array: str, box: list[list[int]], path: str, checksum: int) -> Stored:
+    return Stored(array, tuple((start, stop) for start, stop in box), path, checksum)
