@@ -12,6 +12,7 @@ from hpcpar.layout.layout import Layout
 from hpcpar.ops.core import Op, Rule, as_tensor
 from hpcpar.ops.elementwise import abs as _abs
 from hpcpar.ops.elementwise import add, div, mul, sub
+from hpcpar.ops.reduction import mean
 from hpcpar.ops.reduction import sum as _sum
 from hpcpar.ops.repartition import resolve
 from hpcpar.ops.shape import index
@@ -260,7 +261,7 @@ def dice_loss(
         sums = index(sums, (slice(None), slice(None), slice(1, None)))
     overlap, p, t = index(sums, 0), index(sums, 1), index(sums, 2)
     dice = div(add(mul(overlap, 2.0), smooth), add(add(p, t), smooth))
-    return resolve(sub(1.0, mul(_sum(dice), 1.0 / max(dice.numel(), 1))))
+    return resolve(sub(1.0, mean(dice)))
 
 
 def _difference_loss(name: str, function: Any, input: Tensor, target: Tensor, reduction: str, mask: Tensor | None) -> Tensor:

@@ -284,6 +284,8 @@ def batch_norm(
 
 def _running_update(running_mean: Tensor, running_var: Tensor, momentum: float) -> Any:
     def update(channels: Signature, mean: Any, m2: Any, count: int) -> None:
+        if count == 0:  # a batch without elements says nothing
+            return
         for buffer, value in ((running_mean, mean), (running_var, m2 / max(count - 1, 1))):
             new = move(value, channels, buffer.sig).astype(buffer.dtype)
             buffer.set_data(buffer.shard * buffer.dtype.type(1 - momentum) + new * buffer.dtype.type(momentum))

@@ -213,9 +213,12 @@ def _arg(op: ArgExtreme, x: Tensor, dim: int, keepdim: bool) -> Tensor:
 
 
 def logsumexp(x: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
-    """Return log(sum(exp(x))) over `dim`, shifted by the maximum."""
+    """Return log(sum(exp(x))) over `dim`, shifted by the maximum; -inf over no elements."""
     dims = reduced_dims("logsumexp", dim, x.ndim)
     x = resolve(x)
+    if 0 in (x.shape[d] for d in dims):
+        with np.errstate(divide="ignore"):
+            return log(sum(x, dims, keepdim))
     top = amax(x.detach(), dims, keepdim=True)
     shift = np.where(np.isfinite(top._data), top._data, 0).astype(x.dtype)
     total = sum(_exp(sub(x, Tensor(shift, top.sig))), dims, keepdim)

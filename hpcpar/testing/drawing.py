@@ -27,9 +27,10 @@ def lengths(rng: Rng, ndim: int, low: int, high: int) -> tuple[int, ...]:
 
 
 def spatial_shape(rng: Rng, ndim: int, most: int | None = None) -> tuple[int, ...]:
-    """Return (N, C, *spatial), smaller with more dims."""
+    """Return (N, C, *spatial), smaller with more dims; now and then without samples."""
     most = most or {1: 24, 2: 11, 3: 8}[ndim]
-    return (int(rng.integers(1, 4)), int(rng.integers(1, 5)), *lengths(rng, ndim, 1, most + 1))
+    samples = 0 if rng.random() < 0.02 else int(rng.integers(1, 4))
+    return (samples, int(rng.integers(1, 5)), *lengths(rng, ndim, 1, most + 1))
 
 
 def some(rng: Rng, arguments: dict[str, Any], share: float = 0.75) -> dict[str, Any]:

@@ -18,7 +18,8 @@ def _values(rng: Rng, count: int) -> str:
 def _volume(rng: Rng, channels: int | None = None) -> tuple[int, ...]:
     ndim = int(rng.integers(0, 4))
     channels = channels or int(rng.choice([1, 2, 3, 5, 6, 65]))
-    return (int(rng.integers(1, 6)), channels, *lengths(rng, ndim, 1, {0: 2, 1: 20, 2: 8, 3: 6}[ndim]))
+    samples = 0 if rng.random() < 0.02 else int(rng.integers(1, 6))
+    return (samples, channels, *lengths(rng, ndim, 1, {0: 2, 1: 20, 2: 8, 3: 6}[ndim]))
 
 
 def _affine(rng: Rng, shape: tuple[int, ...]) -> list[Array]:

@@ -103,9 +103,9 @@ def least_scales(case: Case, expected: Expected) -> tuple[float, float]:
     shape, given = case.arrays[0].shape, case.arguments
     size = int(np.prod(shape))
     counts = {
-        "batch_norm_and_statistics": lambda: size // shape[1],
-        "group_norm": lambda: size // (shape[0] * given.get("num_groups", 1)),
-        "instance_norm": lambda: size // (shape[0] * shape[1]),
+        "batch_norm_and_statistics": lambda: size // max(shape[1], 1),
+        "group_norm": lambda: size // max(shape[0] * given.get("num_groups", 1), 1),
+        "instance_norm": lambda: size // max(shape[0] * shape[1], 1),
         "layer_norm": lambda: int(np.prod(given.get("normalized_shape", shape))),
         "rms_norm": lambda: int(np.prod(given.get("normalized_shape", shape))),
         "var": lambda: size,
