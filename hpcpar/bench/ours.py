@@ -16,14 +16,16 @@ import numpy as np
 
 import hpcpar as hp
 from hpcpar import functional as F
-from hpcpar import nn
-from hpcpar.bench import cases, process, stopwatches
+from hpcpar import kernels, nn
+from hpcpar.bench import cases, process
 from hpcpar.bench.cases import Case
 from hpcpar.models import CosmoFlow, Spread, UNet3d, place
 from hpcpar.nn.state import entries
 from hpcpar.optim import AdamW
 from hpcpar.parallel import GradientSync
 from hpcpar.tensors import Tensor
+from hpcpar.trace.instruments import instruments
+from hpcpar.trace.recorder import MESSAGES, Recorder
 from hpcpar.transport import yardstick
 
 
@@ -56,7 +58,7 @@ class Step:
             self.model = make_model(case)
             place(self.model, mesh, spread)
             x, y = cases.data(case)
-            self.x = hp.tensor(x, layout=spread.volume)
+            self.x = hp.tensor(kernels.to_channels_last(x), layout=spread.volume)
             self.y = hp.tensor(y, layout=spread.samples if case.network == "cosmoflow" else spread.labels)
         self.optimizer = make_optimizer(self.model)
         self.sync = GradientSync(self.model)
@@ -85,8 +87,10 @@ class Step:
 
     def share(self) -> dict[str, float]:
         """Take one step; returns seconds in all, in kernels, in messages, and outside of both."""
-        with stopwatches.running() as parts:
+        recorder = Recorder()
+        with instruments(recorder):
             seconds = self.step()
+        parts = {"kernels": recorder.seconds("compute"), "messages": recorder.seconds(*MESSAGES)}
         return {"step": seconds, **parts, "outside": seconds - sum(parts.values())}
 
     def _step(self) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -177,7 +178,7 @@ def _mesh(facts: dict[str, Any]) -> str:
     if not ranks:
         return ""
     nodes = []
-    for host, group in groupby(ranks, key=lambda rank: rank["host"]):
+    for host, group in groupby(sorted(ranks, key=itemgetter("host")), key=itemgetter("host")):
         cells = "".join(
             f'<div class="rank" data-rank="{rank["rank"]}"><b>rank {rank["rank"]}</b>'
             + "".join(f"<span>{escape(axis)} {at}</span>" for axis, at in rank["coords"].items())

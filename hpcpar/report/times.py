@@ -10,7 +10,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from hpcpar.trace.spans import MESSAGES, RankTrace, Span
+from hpcpar.trace.recorder import MESSAGES
+from hpcpar.trace.spans import RankTrace, Span
 
 KINDS = ("compute", "operation", "halo", "reduction", "message", "wait", "io", "rest")
 """Of what a step is made: kernels; the rest of operations; messages of four kinds; reading; all else."""

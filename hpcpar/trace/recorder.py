@@ -24,6 +24,9 @@ CATEGORIES = {
 }
 """What spans are of."""
 
+MESSAGES = ("halo", "reduction", "message", "wait")
+"""Categories whose time a rank spends in messages, where nothing is computed meanwhile."""
+
 
 class Event(NamedTuple):
     """One span.
@@ -81,6 +84,15 @@ class Recorder:
     def dropped(self) -> int:
         """How many spans had to go."""
         return self.added - len(self.events)
+
+    def seconds(self, *categories: str) -> float:
+        """Return for how long the main thread was inside of spans of some categories; nested ones count once."""
+        mine = sorted((e.begin, e.end) for e in self.events if e.category in categories and e.thread == self.main)
+        total, until = 0, 0
+        for begin, end in mine:
+            total += max(0, end - max(begin, until))
+            until = max(until, end)
+        return total / 1e9
 
     def add(self, begin: int, category: str, name: str, facts: tuple = (), module: str | None = None) -> None:
         """Enter a span that ends now; it belongs to the running module unless `module` says another."""

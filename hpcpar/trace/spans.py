@@ -11,9 +11,6 @@ from typing import Any
 
 from hpcpar.trace import timeline
 
-MESSAGES = ("halo", "reduction", "message", "wait")
-"""Categories whose time a rank spends in messages, where nothing is computed meanwhile."""
-
 
 @dataclass
 class Span:

@@ -15,10 +15,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpcpar.trace.recorder import Event, Recorder
+from hpcpar.trace.recorder import MESSAGES, Event, Recorder
 
 FILE, PARTS = "trace.json", ".trace"
-_MESSAGES = ("halo", "reduction", "message", "wait", "flight")
 
 
 def part_path(run_dir: str | Path, rank: int) -> Path:
@@ -77,7 +76,7 @@ def _lines(rank: int, recorder: Recorder, event: Event, shift: int, number: int)
         args["module"] = event.module
     if event.phase:
         args["phase"] = event.phase
-    if event.category in _MESSAGES and event.facts:
+    if event.category in (*MESSAGES, "flight") and event.facts:
         axes, sent, place = event.facts
         args["axes"], args["bytes"] = axes, sent
         if place >= 0:

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import pytest
 
 from hpcpar import scope
-from hpcpar.trace import Recorder, active, recorder, span
+from hpcpar.trace import Event, Recorder, active, recorder, span
 
 pytestmark = pytest.mark.serial
 
@@ -51,6 +51,14 @@ def test_the_latest_spans_stay_and_the_others_are_counted(recording):
             pass
     assert [e.name for e in recording.events] == ["3", "4", "5", "6", "7"]
     assert recording.dropped == 3
+
+
+def test_seconds_in_nested_spans_count_once(recording):
+    spans = [(1, 9, "wait"), (2, 4, "halo"), (8, 12, "halo"), (20, 30, "compute"), (40, 41, "wait")]
+    for begin, end, category in spans:
+        recording.events.append(Event(begin, end, category, "", "", "", recording.main))
+    recording.events.append(recording.events[-1]._replace(thread=-1, begin=50, end=90))  # the first one is dropped
+    assert recording.seconds("wait", "halo") == pytest.approx((2 + 4 + 1) / 1e9)
 
 
 def test_another_thread_has_no_part_in_phases_and_modules(recording):
