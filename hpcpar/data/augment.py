@@ -93,6 +93,14 @@ class SwapDims(Transform):
 
 
 @dataclass(frozen=True)
+class Log1p(Transform):
+    """``log(1 + x)``: counts of matter, whose tail is long, in a range that a network can learn from. Not random."""
+
+    def intensity(self, block: np.ndarray, key: Key, shape: tuple[int, ...], box: Box) -> None:
+        np.log1p(block, out=block)
+
+
+@dataclass(frozen=True)
 class ScaleShift(Transform):
     """``x * a + b`` with a in [1 - scale, 1 + scale) and b in [-shift, shift), one pair for the whole sample."""
 

@@ -35,12 +35,14 @@ class CosmoFlow(nn.Module):
     in_channels, outputs : int
         Redshifts, and cosmological parameters.
     batch_norm : bool
-        Before each leaky ReLU of the convolutions, with momentum 0.001.
+        Before each leaky ReLU of the convolutions.
     norm_scope : {"all", "sample", "rank"}
     dropout : float
         Probability of zero before each fully connected layer.
     base : int
         Filters of the first convolution; everything else is a multiple of it.
+    norm_momentum : float
+        Of the running statistics; 0.001 is the paper's, for long runs.
 
     Notes
     -----
@@ -57,6 +59,7 @@ class CosmoFlow(nn.Module):
         norm_scope: str = "all",
         dropout: float = 0.2,
         base: int = 16,
+        norm_momentum: float = 0.001,
     ) -> None:
         super().__init__()
         if width < 8:
@@ -71,7 +74,8 @@ class CosmoFlow(nn.Module):
             nn.init.xavier_uniform_(conv.weight)
             self.add_module(f"conv{i}", conv)
             if batch_norm:
-                self.add_module(f"norm{i}", nn.BatchNorm3d(filters, momentum=0.001, scope=norm_scope, negative_slope=SLOPE))
+                norm = nn.BatchNorm3d(filters, momentum=norm_momentum, scope=norm_scope, negative_slope=SLOPE)
+                self.add_module(f"norm{i}", norm)
             self.inputs.append(width)
             width = (width - 1) // stride + 1
             self.pooled.append(width > 2)

@@ -11,6 +11,7 @@ import numpy as np
 from hpcpar import functional as F
 from hpcpar import nn, optim
 from hpcpar.data import DataError, HDF5Dataset, make_transforms
+from hpcpar.data.augment import Log1p
 from hpcpar.data.batches import Batches
 from hpcpar.launch.devices import choose_device
 from hpcpar.layout.layout import Layout
@@ -47,7 +48,9 @@ def make_model(settings: config.UNet3d | config.CosmoFlow) -> nn.Module:
             settings.dropout,
         )  # fmt: skip
     s = settings
-    return CosmoFlow(s.width, s.channels, s.outputs, s.batch_norm, s.norm_scope, s.dropout, s.base)
+    return CosmoFlow(
+        s.width, s.channels, s.outputs, s.batch_norm, s.norm_scope, s.dropout, s.base, s.norm_momentum
+    )
 
 
 def make_loss(settings: Any) -> Loss:
@@ -110,6 +113,7 @@ def make_batches(job: Job, which: str, mesh: Mesh, spread: Spread) -> Batches | 
     train = which == "train"
     segments = isinstance(job.model, config.UNet3d)
     augment = job.data.augment
+    fixed = [Log1p()] if job.data.log1p else []
     return Batches(
         dataset,
         job.data.batch,
@@ -118,7 +122,7 @@ def make_batches(job: Job, which: str, mesh: Mesh, spread: Spread) -> Batches | 
         mesh=mesh,
         seed=job.run.seed,
         shuffle=train,
-        transforms=make_transforms(**vars(augment), seed=job.run.seed) if train else (),
+        transforms=[*fixed, *(make_transforms(**vars(augment), seed=job.run.seed) if train else ())],
         dtype=np.dtype(job.run.dtype),
         target_dtype=np.int64 if segments else None,
         depth=job.data.prefetch,

@@ -74,6 +74,7 @@ class CosmoFlow:
     channels: int = number(4, least=1)  # redshifts
     outputs: int = number(4, least=1)  # cosmological parameters
     base: int = number(16, least=1)  # filters of the first convolution; all others are multiples
+    norm_momentum: float = number(0.001, least=0.0, most=1.0)  # of the running statistics of batch norm
     batch_norm: bool = False
     norm_scope: Literal["rank", "sample", "all"] = "all"
     dropout: float = number(0.2, least=0.0, most=1.0)
@@ -103,6 +104,7 @@ class Data:
     format: Literal["auto", "universe", "volume", "stacked"] = "auto"
     batch: int = number(1, least=1)  # samples of one step over all ranks
     prefetch: int = number(2, least=0)  # batches read ahead
+    log1p: bool = False  # the network sees log(1 + input): for counts, whose tail is long
     augment: Augment = field(default_factory=Augment)
 
 
