@@ -49,7 +49,8 @@ def nan_in_the_data(folder, words):
 
 
 def overflow_in_a_layer(folder, words):
-    words += ["--set", "optim.lr=1e30", "--set", 'optim.name="sgd"', "--set", "optim.clip=0", "--set", "model.batch_norm=false"]
+    for override in ("optim.lr=1e30", 'optim.name="sgd"', "optim.clip=0", "model.batch_norm=false"):
+        words += ["--set", override]
     return ["the loss is", "step", "not finite"]
 
 

@@ -19,7 +19,9 @@ MESHES = {
     3: [{"depth": 3}, {"batch": 3}],
     4: [{"height": 2, "width": 2}, {"batch": 2, "depth": 2}, {"model": 2, "depth": 2}],
 }
-CASES = [pytest.param(mesh, id="x".join(f"{a}{n}" for a, n in mesh.items())) for mesh in MESHES.get(MPI.COMM_WORLD.size, [])]
+CASES = [
+    pytest.param(mesh, id="x".join(f"{a}{n}" for a, n in mesh.items())) for mesh in MESHES.get(MPI.COMM_WORLD.size, [])
+]
 STEPS = 20
 
 
