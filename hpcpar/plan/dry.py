@@ -261,12 +261,12 @@ def _step(task: Task, mesh: VirtualMesh, ledger: Ledger, bill: Bill) -> None:
         memory["gradients"] = sum(p.grad.shard.nbytes for p in model.parameters() if p.grad is not None)
         if task.clip:
             clip_grad_norm_(model, task.clip)
-        memory["optimizer"] = -ledger.live
+        before, memory["optimizer"] = ledger.peak, -ledger.live
         if optimizer is not None:
             optimizer.step()
         memory["optimizer"] += ledger.live
         add(bill.rest, recorder.gained())
-    memory["peak"] = ledger.peak
+    memory["peak"] = max(ledger.peak, before + memory["optimizer"])  # in every step but the first the state is there
     bill.messages = counts
     bill.relayouts = nn.relayouts(model)
 
