@@ -1,4 +1,4 @@
-"""hpcpar: training of networks whose single sample, or whose weights, do not fit on one device, on any machine with MPI.
+"""hpcpar: training of networks whose single sample, or whose weights, do not fit on one device, wherever there is MPI.
 
 Every array knows how it lies on a mesh of ranks, every operation knows what that means, and nothing else in the package
 talks about ranks. Names are looked up when first used, so that ``import hpcpar`` costs little on thousands of ranks.
@@ -42,7 +42,10 @@ _HOME = {
     "Row": "hpcpar.parallel",
     "Placement": "hpcpar.parallel",
 }
-_MODULES = ("checks", "functional", "nn", "optim", "primitives", "testing", "models", "data", "parallel", "transport", "kernels", "plan", "train")
+_MODULES = (
+    "checks", "functional", "nn", "optim", "primitives", "testing", "models", "data", "parallel", "transport", "kernels", "plan",
+    "train",
+)  # fmt: skip
 
 __all__ = ["__version__", *_HOME, *_MODULES]
 

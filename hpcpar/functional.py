@@ -10,7 +10,26 @@ from hpcpar.ops.adaptive import (
     adaptive_max_pool3d,
 )
 from hpcpar.ops.conv import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
-from hpcpar.ops.elementwise import abs, add, clamp, cos, div, exp, log, maximum, minimum, mul, neg, pow, sin, sqrt, sub, tanh, to, where
+from hpcpar.ops.elementwise import (
+    abs,
+    add,
+    clamp,
+    cos,
+    div,
+    exp,
+    log,
+    maximum,
+    minimum,
+    mul,
+    neg,
+    pow,
+    sin,
+    sqrt,
+    sub,
+    tanh,
+    to,
+    where,
+)  # fmt: skip
 from hpcpar.ops.gather import crop, flip, pad, roll
 from hpcpar.ops.join import cat, stack
 from hpcpar.ops.layer_norm import layer_norm

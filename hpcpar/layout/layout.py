@@ -18,8 +18,8 @@ class Layout:
     Parameters
     ----------
     *dims : str, tuple of str or None
-        One entry per dim: the axis that splits it, several axes (a stack: the first splits the dim, the next each of its
-        blocks), or nothing. Trailing dims default to nothing.
+        One entry per dim: the axis that splits it, several axes (a stack: the first splits the dim, the next each of
+        its blocks), or nothing. Trailing dims default to nothing.
     partial : str or tuple of str
         Axes over which the value is the sum of what the ranks hold.
 

@@ -25,7 +25,7 @@ SLOPE = 0.01
 
 
 class CosmoFlow(nn.Module):
-    """Seven convolutions and three fully connected layers; with the defaults 9,437,636 parameters at any width from 64 on.
+    """Seven convolutions and three fully connected layers: 9,437,636 parameters by default, at any width from 64 on.
 
     Parameters
     ----------
@@ -112,7 +112,7 @@ class CosmoFlow(nn.Module):
         return F.resolve(self.fc3(self.drop(x)))
 
     def last_partitioned_pooling(self, groups: int, min_width: int | None = None) -> int:
-        """Return the pooling up to which space stays split: log2(width) - log2(max(groups, min_width)) + 1 (the paper)."""
+        """Return the last pooling with split space, the paper's log2(width) - log2(max(groups, min_width)) + 1."""
         return int(log2(self.width) - log2(max(groups, min_width or groups))) + 1
 
     def placements(self, mesh: Mesh, spread: Spread) -> dict[str, Entry]:

@@ -1,4 +1,4 @@
-"""3D U-Net for the segmentation of volumes, after Cicek et al. 2016 (arXiv 1606.06650), same-padded as in Oyama et al. 2020."""
+"""3D U-Net for segmentation (Cicek et al. 2016, arXiv 1606.06650), same-padded as in Oyama et al. 2020."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class UNet3d(nn.Module):
         """Return logits (N, classes, D, H, W)."""
         if x.ndim != 5 or x.shape[1] != self.in_channels or min(x.shape[2:]) < 1 << self.levels:
             raise ValueError(
-                f"UNet3d takes (N, {self.in_channels}, D, H, W) with extents of at least {1 << self.levels}, got {x.shape}"
+                f"UNet3d takes (N, {self.in_channels}, D, H, W), extents of at least {1 << self.levels}, got {x.shape}"
             )
         skips = []
         for level in range(self.levels):
@@ -104,7 +104,7 @@ class UNet3d(nn.Module):
         """Return the plan: with a split of channels the two convolutions of a block are `Column` and `Row`.
 
         Space stays split everywhere: blocks that grow empty at the bottom idle, and a gather would cost more than it
-        spares. Transposed convolutions take split inputs (`Row`), so their result is summed once, before the skip joins.
+        spares. Transposed convolutions take split inputs (`Row`): their result is summed once, before the skip joins.
         """
         split = [a for a in spread.channels if mesh.shape[a] > 1]
         if not split:

@@ -15,7 +15,9 @@ from hpcpar.ops.reduction import lowest, reduced_dims
 from hpcpar.signature import Signature
 from hpcpar.tensors import Tensor
 
-_leaky = Unary("leaky_relu", kernels.leaky_relu, lambda g, a, out, slope: kernels.leaky_relu_backward(g, out, slope), "out")
+_leaky = Unary(
+    "leaky_relu", kernels.leaky_relu, lambda g, a, out, slope: kernels.leaky_relu_backward(g, out, slope), "out"
+)
 # with a negative slope the sign of the output no longer tells that of the input
 _leaky_negative = Unary(
     "leaky_relu", kernels.leaky_relu, lambda g, a, out, slope: kernels.leaky_relu_backward(g, a, slope), "in"
@@ -91,7 +93,7 @@ def leaky_relu(x: Tensor, negative_slope: float = 0.01) -> Tensor:
 
 
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
-    """Return x times the normal distribution function (Hendrycks and Gimpel 2016); `approximate` is "none" or "tanh"."""
+    """Return x times the normal distribution function (Hendrycks, Gimpel 2016); `approximate` is "none" or "tanh"."""
     if approximate not in ("none", "tanh"):
         raise ValueError(f"gelu: approximate is 'none' or 'tanh', got {approximate!r}")
     return _gelu((x,), (), approximate == "tanh")

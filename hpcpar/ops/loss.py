@@ -45,7 +45,7 @@ class CrossEntropy(Op):
         voxels = _voxels(x)
         for sig, what in zip(sigs[1:], ("target", "mask"), strict=False):
             if sig.shape != voxels.shape:
-                raise ValueError(f"cross_entropy: logits {x.shape} need a {what} of shape {voxels.shape}, got {sig.shape}")
+                raise ValueError(f"cross_entropy: logits {x.shape} need a {what} of {voxels.shape}, got {sig.shape}")
         out = voxels if reduction == "none" else signature(x.mesh, (), Layout())
         moves = [x, *[voxels] * (len(sigs) - 1)]
         comms = (x.mesh.comm(*x.dims[1]), x.mesh.comm(*voxels.split_axes))
@@ -79,7 +79,8 @@ class CrossEntropy(Op):
         numbers = np.array([loss.sum(dtype=np.float64), of_target.sum(dtype=np.float64)])
         total, count = along.all_reduce(numbers)
         scale = 1.0 if reduction == "sum" else (1.0 / count if count else float("nan"))
-        return np.asarray(total * scale, logits.dtype), (logits, local, lse, valid, of_target, extra, scale, total_weight)
+        saved = (logits, local, lse, valid, of_target, extra, scale, total_weight)
+        return np.asarray(total * scale, logits.dtype), saved
 
     def backward(self, rule: Rule, saved: Any, g: Any, needs: tuple[bool, ...]) -> tuple:
         logits, local, lse, valid, of_target, (weight, _, smoothing), scale, total_weight = saved
@@ -128,7 +129,7 @@ class OverlapSums(Op):
         voxels = _voxels(x)
         for sig in sigs[1:]:
             if sig.shape != voxels.shape:
-                raise ValueError(f"dice: probabilities {x.shape} need targets and masks of shape {voxels.shape}, got {sig.shape}")
+                raise ValueError(f"dice: probabilities {x.shape} need targets of {voxels.shape}, got {sig.shape}")
         spatial = x.mesh.sort([a for stack in x.dims[2:] for a in stack])
         out = signature(x.mesh, (3, *x.shape[:2]), Layout(None, x.dims[0], x.dims[1], partial=spatial))
         moves = [x, *[voxels] * (len(sigs) - 1)]
@@ -219,7 +220,7 @@ def cross_entropy(
 
 
 def overlap_sums(probabilities: Tensor, target: Tensor, ignore_index: int = -100, mask: Tensor | None = None) -> Tensor:
-    """Return (3, N, C): for each sample and class the sums over positions of p t, p and t; partial over a spatial split."""
+    """Return (3, N, C): sums over positions of p t, p and t for each sample and class; partial over a spatial split."""
     operands = (probabilities, target) if mask is None else (probabilities, target, mask)
     return _overlap_sums(operands, (mask is not None,), ignore_index)
 
@@ -244,8 +245,8 @@ def dice_loss(
     smooth : float
         Added to numerator and denominator: ``(2 sum(p t) + smooth) / (sum(p) + sum(t) + smooth)``.
     per_sample : bool
-        A coefficient for each sample, then their mean; otherwise sums run over the whole batch, which stays stable where
-        a class is missing in a sample.
+        A coefficient for each sample, then their mean; otherwise sums run over the whole batch, which stays stable
+        where a class is missing in a sample.
     include_background : bool
         Count class 0.
     """
@@ -264,7 +265,9 @@ def dice_loss(
     return resolve(sub(1.0, mean(dice)))
 
 
-def _difference_loss(name: str, function: Any, input: Tensor, target: Tensor, reduction: str, mask: Tensor | None) -> Tensor:
+def _difference_loss(
+    name: str, function: Any, input: Tensor, target: Tensor, reduction: str, mask: Tensor | None
+) -> Tensor:
     _check_reduction(name, reduction)
     if input.shape != target.shape:
         raise ValueError(f"{name}: input has shape {input.shape}, target {target.shape}")

@@ -1,8 +1,8 @@
 """Batch, group and instance normalisation, whatever is split, with unequal and empty blocks.
 
-Statistics are (mean, M2) in float64. Counts come from the layout, without a message; the blocks' statistics are gathered
-and merged by every rank in the same order by Chan's formula (Chan, Golub, LeVeque 1983), or, on many ranks, found by two
-all-reduces. The backward pass sends the two sums of the gradient, once.
+Statistics are (mean, M2) in float64. Counts come from the layout, without a message; the blocks' statistics are
+gathered and merged by every rank in the same order by Chan's formula (Chan, Golub, LeVeque 1983), or, on many ranks,
+found by two all-reduces. The backward pass sends the two sums of the gradient, once.
 """
 
 from __future__ import annotations
@@ -311,7 +311,11 @@ def group_norm(
 
 
 def instance_norm(
-    x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5, negative_slope: float | None = None
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    negative_slope: float | None = None,
 ) -> Tensor:
     """Normalise each channel of each sample over positions (Ulyanov et al. 2016)."""
     return group_norm(x, x.shape[1], weight, bias, eps, negative_slope)

@@ -275,7 +275,8 @@ def squeeze(x: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
     given = range(x.ndim) if dim is None else [dim] if isinstance(dim, int) else dim
     dims = [d % max(x.ndim, 1) for d in given]
     gone = [d for d in dims if x.shape[d] == 1]
-    if any(stack for stack, n in zip(x.sig.dims, x.shape, strict=True) if n == 1):  # a reshape could not tell them apart
+    # a reshape could not tell split dims of length 1 apart
+    if any(stack for stack, n in zip(x.sig.dims, x.shape, strict=True) if n == 1):
         return index(x, tuple(0 if d in gone else slice(None) for d in range(x.ndim)))
     return reshape(x, tuple(n for d, n in enumerate(x.shape) if d not in gone))
 

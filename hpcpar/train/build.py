@@ -43,10 +43,8 @@ def make_spread(job: Job, mesh: Mesh) -> Spread:
 def make_model(settings: config.UNet3d | config.CosmoFlow) -> nn.Module:
     """Return the network, on the current mesh, replicated; `models.place` lays it out."""
     if isinstance(settings, config.UNet3d):
-        return UNet3d(
-            settings.channels, settings.classes, settings.base, settings.levels, settings.batch_norm, settings.norm_scope,
-            settings.dropout,
-        )  # fmt: skip
+        u = settings
+        return UNet3d(u.channels, u.classes, u.base, u.levels, u.batch_norm, u.norm_scope, u.dropout)
     s = settings
     return CosmoFlow(
         s.width, s.channels, s.outputs, s.batch_norm, s.norm_scope, s.dropout, s.base, s.norm_momentum
