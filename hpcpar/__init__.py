@@ -43,8 +43,8 @@ _HOME = {
     "Placement": "hpcpar.parallel",
 }
 _MODULES = (
-    "checks", "functional", "nn", "optim", "primitives", "testing", "models", "data", "parallel", "transport", "kernels",
-    "plan", "train",
+    "checks", "functional", "nn", "optim", "primitives", "testing", "models", "data", "parallel", "transport",
+    "kernels", "plan", "train",
 )  # fmt: skip
 
 __all__ = ["__version__", *_HOME, *_MODULES]
