@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from hpcpar import functional as F
 from hpcpar.nn.conv import Lengths
@@ -19,15 +20,19 @@ class _MaxPool(Module):
         stride: Lengths | None = None,
         padding: Lengths = 0,
         dilation: Lengths = 1,
+        return_indices: bool = False,
         ceil_mode: bool = False,
     ) -> None:
         super().__init__()
         self.kernel_size, self.stride = kernel_size, kernel_size if stride is None else stride
-        self.padding, self.dilation, self.ceil_mode = padding, dilation, ceil_mode
+        self.padding, self.dilation = padding, dilation
+        self.return_indices, self.ceil_mode = return_indices, ceil_mode
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         function = getattr(F, f"max_pool{self.dims}d")
-        return function(x, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
+        return function(
+            x, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode, self.return_indices
+        )
 
     def extra_repr(self) -> str:
         return (
