@@ -26,6 +26,8 @@ COMMANDS = ("train", "checkpoint", "submit", "data", "summary", "plot", "report"
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; returns the exit status: 0 done, 2 something the user can mend, 130 interrupted.
 
+    Without `argv` it takes the words of the process, which is to end with this call.
+
     A mistake of the user (configuration, files, mesh, memory, a missing package) is one message on standard error, from
     rank 0. Anything else is a failure of the program: a traceback, and the end of all ranks.
     """
@@ -35,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = _parser().parse_args(argv)
         if not args.command.PARALLEL and ending.launched_rank() > 0:
             return 0
-        with held_back() if args.command.__name__ == "hpcpar.cli.train" else nullcontext():
+        with held_back(for_good=argv is None) if args.command.__name__ == "hpcpar.cli.train" else nullcontext():
             if args.command.PARALLEL:
                 _start_mpi(for_work=args.command.__name__ != "hpcpar.cli.info")  # which itself says what is amiss
             return args.command.run(args)

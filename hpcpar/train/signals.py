@@ -49,7 +49,7 @@ class StopSignals:
         """Begin to take notes. Python allows that in the main thread only; elsewhere nothing is installed."""
         if threading.current_thread() is threading.main_thread() and not self._before:
             self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # see held_back
+            self.asked = self.asked or bool(_early)
 
     def remove(self) -> None:
         """Give the signals back their meaning of before."""
@@ -61,20 +61,29 @@ class StopSignals:
         self.asked = True
 
 
-@contextmanager
-def held_back() -> Iterator[None]:
-    """Let SIGUSR1 wait for `StopSignals.install`: where there is no handler yet, it would end the process.
+_early: list[int] = []
 
-    Loading libraries and building a model takes a while, and the warning before the time limit may come meanwhile.
-    SIGTERM is let through: ending a process that has nothing to save is what it is for.
+
+@contextmanager
+def held_back(for_good: bool = False) -> Iterator[None]:
+    """Keep SIGUSR1 for `StopSignals` while nothing else takes it: without a handler it would end the process.
+
+    Loading libraries and building a model takes a while, as drawing pictures does after the last step, and the warning
+    before the time limit may come meanwhile. SIGTERM is let through: ending a process that has nothing to save is what
+    it is for. A mask would not do, since threads that were made during training do not have it.
+
+    Parameters
+    ----------
+    for_good : bool
+        The process ends afterwards: nothing is restored.
     """
-    warning = {signal.SIGUSR1}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, warning)
+    if threading.current_thread() is not threading.main_thread():  # which Python does not let handle signals
+        yield
+        return
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: _early.append(number))
     try:
         yield
     finally:
-        if warning & signal.sigpending():  # nobody took it, and now it is late
-            handler = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            signal.signal(signal.SIGUSR1, handler)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if not for_good:
+            signal.signal(signal.SIGUSR1, before)
+            _early.clear()
