@@ -7,7 +7,7 @@ from mpi4py import MPI
 import hpcpar as hp
 from hpcpar.layout.maps import out_size, transposed_map, window_map
 from hpcpar.ops.conv_arguments import Geometry
-from hpcpar.ops.overlap import Tiles, overlap, scatter_tiles, tiling, window_tiles
+from hpcpar.ops.overlap import Schedule, Tiles, overlap, scatter_tiles, tiling, window_tiles
 from hpcpar.ops.spatial import Halo
 from hpcpar.testing import collective_assert, draw_layout, draw_mesh, run_cases, shared_mesh
 
@@ -139,3 +139,22 @@ def test_on_one_node_blocks_are_not_cut_by_default():
             assert plan.ahead.schedule.chosen(8) is plan.ahead.schedule.tiles
     with pytest.raises(ValueError, match="tiling"), tiling("some"):
         pass
+
+
+@pytest.mark.ranks(min=2)
+def test_between_nodes_a_block_is_cut_where_the_exchange_is_dearer_than_the_rim():
+    mesh = shared_mesh(a=RANKS)
+    x = hp.tensor(np.zeros((1, 1, 64 * RANKS)), mesh, L(None, None, "a"))
+    step = (3, 1, 1, 1)
+    halo = Halo(x.sig, (64 * RANKS,), [window_map], [(*step, "zeros")])
+
+    def schedule(flops, inner=62):
+        made = Schedule(halo, lambda: Tiles((64,), [(1, 1 + inner)], lambda d, a, b: ((a, b), (0, 0))), flops, 8)
+        made._far = True  # as on a mesh over several nodes
+        return made
+
+    cheap, dear = schedule(1.0), schedule(1e12)
+    assert cheap.chosen(4) is cheap.tiles and dear.chosen(4) is None
+    assert schedule(1.0, inner=31).chosen(4) is None  # less than half is interior
+    with tiling("whole"):
+        assert cheap.chosen(4) is None
