@@ -70,7 +70,7 @@ def measure(mesh: Mesh, folder: Path, tensors: dict[str, Tensor], rounds: int) -
     """Return seconds of each kind: plain, blocking, pause (of training, in the background), load, verify."""
     world, saver = mesh.world, Saver(Folder(folder / "c"), mesh.world, keep=1)
     mine = sum(t.numel() * t.dtype.itemsize for t in tensors.values()) // mesh.size
-    block = np.random.default_rng(mesh.rank).integers(0, 255, CHUNK_BYTES, np.uint8)
+    data = np.random.default_rng(mesh.rank).integers(0, 255, mine, np.uint8)
     times: dict[str, list[float]] = {kind: [] for kind in ("plain", "blocking", "pause", "background", "verify")}
 
     def timed(kind: str, call: Callable[[], object]) -> None:
@@ -82,7 +82,7 @@ def measure(mesh: Mesh, folder: Path, tensors: dict[str, Tensor], rounds: int) -
 
     saver.save(0, tensors, {})  # memory for the copy is taken once
     for step in range(1, 2 * rounds + 1, 2):
-        timed("plain", lambda: _plain(folder / f"plain-{mesh.rank}", block, mine))
+        timed("plain", lambda: _plain(folder / f"plain-{mesh.rank}", data))
         timed("blocking", lambda step=step: saver.save(step, tensors, {}))
         pause, whole = _in_background(saver, step + 1, tensors)
         times["pause"].append(pause)
@@ -110,11 +110,11 @@ def _kernel_first(shape: tuple[int, ...]) -> np.ndarray:
     return memory.transpose(4, 3, 0, 1, 2)
 
 
-def _plain(path: Path, block: np.ndarray, nbytes: int) -> None:
+def _plain(path: Path, data: np.ndarray) -> None:
     number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
-        for start in range(0, nbytes, CHUNK_BYTES):
-            os.write(number, block[: min(CHUNK_BYTES, nbytes - start)])
+        for start in range(0, data.size, CHUNK_BYTES):
+            os.write(number, data[start : start + CHUNK_BYTES])
         os.fsync(number)
     finally:
         os.close(number)

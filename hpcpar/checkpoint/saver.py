@@ -226,23 +226,23 @@ class Saver:
 
 
 def _write(path: Path, parts: list[Part], arrays: dict[str, ArrayInfo], guarded: str) -> Report:
-    """Every rank, in its thread: look for NaN and infinity, write the shard."""
+    """Every rank, in its thread: write the shard, looking for NaN and infinity on the way."""
     with span("write checkpoint", "io"):
-        _guard(parts, guarded)
-        return Report(write_shard(path, parts) if parts else None, arrays, _scalars(parts))
+        file = write_shard(path, parts, lambda part: _guard(part, guarded)) if parts else None
+    return Report(file, arrays, _scalars(parts))
 
 
 def _write_together(path: Path, comm: Comm, parts: list[Part], arrays: dict[str, ArrayInfo], guarded: str) -> Report:
     """Every rank, on the main thread: its parts of one file."""
     report = Report(write_together(path, comm, arrays, parts), arrays, _scalars(parts))
-    _guard(parts, guarded)  # after the collective, which a rank alone must not leave
+    for part in parts:  # after the collective, which a rank alone must not leave
+        _guard(part, guarded)
     return report
 
 
-def _guard(parts: list[Part], guarded: str) -> None:
-    for part in parts:
-        if part.array.startswith(guarded) and part.data.dtype.kind == "f" and not _finite(part.data):
-            raise FloatingPointError(f"{part.array} is not finite")
+def _guard(part: Part, guarded: str) -> None:
+    if part.array.startswith(guarded) and part.data.dtype.kind == "f" and not _finite(part.data):
+        raise FloatingPointError(f"{part.array} is not finite")
 
 
 def _scalars(parts: list[Part]) -> dict[str, np.ndarray]:

@@ -10,7 +10,7 @@ import os
 import queue
 import threading
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,7 +32,7 @@ class Part(NamedTuple):
     data: np.ndarray
 
 
-def write_shard(path: Path, parts: Sequence[Part]) -> StoredFile:
+def write_shard(path: Path, parts: Sequence[Part], check: Callable[[Part], None] = lambda part: None) -> StoredFile:
     """Write one file and wait until it is on the disk.
 
     Parameters
@@ -41,6 +41,8 @@ def write_shard(path: Path, parts: Sequence[Part]) -> StoredFile:
         Must not exist.
     parts : sequence of Part
         None of them empty.
+    check : function
+        Called with each part before it is written; what it raises is raised here.
 
     Raises
     ------
@@ -50,7 +52,7 @@ def write_shard(path: Path, parts: Sequence[Part]) -> StoredFile:
     names = _dataset_names(parts)
     try:
         places = _lay_out(path, names, parts)
-        sums = _write_bytes(path, parts, places)
+        sums = _write_bytes(path, parts, places, check)
         size = path.stat().st_size
     except OSError as error:
         raise named(error, path) from error
@@ -106,30 +108,48 @@ def _lay_out(path: Path, names: Sequence[str], parts: Sequence[Part]) -> list[in
     return places
 
 
-def _write_bytes(path: Path, parts: Sequence[Part], places: Sequence[int]) -> list[int]:
-    """Write the values; a second thread computes checksums meanwhile. Both leave Python's lock to others."""
-    sums = [0] * len(parts)
-    written: queue.Queue = queue.Queue(QUEUED_PARTS)  # bounded: a part in another memory order is a copy
+def _write_bytes(path: Path, parts: Sequence[Part], places: Sequence[int], check: Callable[[Part], None]) -> list[int]:
+    """Write the values; a second thread brings the next parts into the file's order and sums them up meanwhile.
 
-    def check() -> None:
-        while (item := written.get()) is not None:
-            i, view = item
-            for start in range(0, len(view), CHUNK_BYTES):
-                sums[i] = zlib.crc32(view[start : start + CHUNK_BYTES], sums[i])
+    Both leave Python's lock to others nearly all the time.
+    """
+    sums: list[int] = []
+    packed: queue.Queue = queue.Queue(QUEUED_PARTS)  # bounded: a part in another memory order is a copy
+    stop = threading.Event()
 
-    checker = threading.Thread(target=check, name="hpcpar-checksums", daemon=True)
-    checker.start()
+    def pack() -> None:
+        try:
+            for part in parts:
+                if stop.is_set():
+                    return
+                check(part)
+                view = memoryview(np.asarray(part.data, order="C").reshape(part.data.size).view(np.uint8))
+                checksum = 0
+                for start in range(0, len(view), CHUNK_BYTES):
+                    checksum = zlib.crc32(view[start : start + CHUNK_BYTES], checksum)
+                sums.append(checksum)
+                packed.put(view)
+        except Exception as error:  # noqa: BLE001 (raised by the writer)
+            packed.put(error)
+
+    packer = threading.Thread(target=pack, name="hpcpar-pack", daemon=True)
+    packer.start()
     number = os.open(path, os.O_WRONLY)
     try:
-        for i, (part, place) in enumerate(zip(parts, places, strict=True)):
-            view = memoryview(np.asarray(part.data, order="C").reshape(part.data.size).view(np.uint8))
-            written.put((i, view))
+        for place in places:
+            view = packed.get()
+            if isinstance(view, Exception):
+                raise view
             _write_at(number, view, place)
         os.fsync(number)
     finally:
         os.close(number)
-        written.put(None)
-        checker.join()
+        stop.set()
+        while packer.is_alive():  # it may wait for room in the queue
+            try:
+                packed.get(timeout=0.01)
+            except queue.Empty:
+                continue
     return sums
 
 
