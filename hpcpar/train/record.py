@@ -40,7 +40,7 @@ class RunDirectory:
     Parameters
     ----------
     path : str
-        Made where it is missing. ``metrics.jsonl`` of an earlier run is kept under a number.
+        Made where it is missing. ``metrics.jsonl`` of an earlier run is kept under a number, and with it its trace.
     comm : Comm
         All ranks.
     records_until : int, optional
@@ -69,7 +69,10 @@ class RunDirectory:
             number = 1
             while (self.path / f"metrics.{number}.jsonl").exists():
                 number += 1
-            metrics.rename(self.path / f"metrics.{number}.jsonl")
+            for name in ("trace.json", "ranks.json", "metrics.jsonl"):  # what belongs together keeps one number
+                old = self.path / name
+                if old.exists():
+                    old.rename(old.with_suffix(f".{number}{old.suffix}"))
         metrics.touch()
 
     def write_text(self, name: str, text: str) -> None:

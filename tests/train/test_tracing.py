@@ -5,6 +5,7 @@ from collections import defaultdict
 
 import pytest
 
+from hpcpar.cli.main import main
 from hpcpar.report import gather
 from hpcpar.testing import mpi_run
 from hpcpar.testing.small_job import read_records, write_small_job
@@ -100,3 +101,14 @@ def test_a_window_that_is_none_is_refused(tmp_path):
     job = write_small_job(tmp_path)
     with pytest.raises(ConfigError, match=r"trace_steps is \[first, last\], got \[5, 3\]"):
         load_job(job, ["run.trace_steps=[5, 3]"])
+
+
+@pytest.mark.serial
+def test_a_new_run_keeps_the_trace_of_the_one_before_apart(tmp_path):
+    job = write_small_job(tmp_path)
+    run = tmp_path / "run"
+    for words in (["--trace", "--set", "run.steps=2"], ["--set", "run.steps=1"]):
+        assert main(["train", str(job), *words]) == 0
+    assert (run / "trace.1.json").exists() and (run / "ranks.1.json").exists() and (run / "metrics.1.jsonl").exists()
+    facts = gather(run)
+    assert facts["times"] is None and facts["steps"] == 1 and "--trace" in facts["missing"][0]
