@@ -95,7 +95,7 @@ def _convolve(
     mode: str, out: Layout | None,
 ) -> Tensor:  # fmt: skip
     name = f"conv{ndim}d"
-    geometry = make_geometry(name, ndim, weight, stride, padding, dilation, groups, mode)
+    geometry = make_geometry(name, ndim, weight.shape, stride, padding, dilation, groups, mode)
     operands = (weight,) if bias is None else (weight, bias)
 
     def convolve(x: Tensor) -> Tensor:
@@ -162,7 +162,7 @@ def _scatter(
     groups: int, dilation: Any, out: Layout | None,
 ) -> Tensor:  # fmt: skip
     name = f"conv_transpose{ndim}d"
-    geometry = make_geometry(name, ndim, weight, stride, padding, dilation, groups, "zeros")
+    geometry = make_geometry(name, ndim, weight.shape, stride, padding, dilation, groups, "zeros")
     geometry = geometry._replace(extra=per_dim(name, "output_padding", output_padding, ndim))
     operands = (weight,) if bias is None else (weight, bias)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from hpcpar.layout.maps import PAD_MODES, out_size, same_padding
-from hpcpar.ops.spatial import per_dim
-from hpcpar.tensors import Tensor
+from hpcpar.ops.spatial import per_dim, remembered
 
 Pairs = tuple[tuple[int, int], ...]
 
@@ -60,12 +59,13 @@ def transposed_sizes(x: tuple[int, ...], w: tuple[int, ...], geometry: Geometry)
     return tuple(sizes)
 
 
+@remembered
 def make_geometry(
-    name: str, ndim: int, w: Tensor, stride: Any, padding: Any, dilation: Any, groups: int, mode: str
+    name: str, ndim: int, w: tuple[int, ...], stride: Any, padding: Any, dilation: Any, groups: int, mode: str
 ) -> Geometry:
-    """Return checked arguments, one entry for each dim."""
-    if w.ndim != ndim + 2:
-        raise ValueError(f"{name} takes weights with {ndim + 2} dims, got shape {w.shape}")
+    """Return checked arguments, one entry for each dim, for a weight of shape `w`."""
+    if len(w) != ndim + 2:
+        raise ValueError(f"{name} takes weights with {ndim + 2} dims, got shape {w}")
     stride, dilation = per_dim(name, "stride", stride, ndim), per_dim(name, "dilation", dilation, ndim)
     if min(stride) < 1 or min(dilation) < 1 or groups < 1:
         raise ValueError(f"{name}: stride, dilation and groups are at least 1, got {stride}, {dilation}, {groups}")
@@ -74,7 +74,7 @@ def make_geometry(
     if padding == "same":
         if any(s != 1 for s in stride):
             raise ValueError(f"{name}: padding='same' needs stride 1, got {stride}")
-        pairs = tuple(same_padding(k, d) for k, d in zip(w.shape[2:], dilation, strict=True))
+        pairs = tuple(same_padding(k, d) for k, d in zip(w[2:], dilation, strict=True))
     elif padding == "valid":
         pairs = ((0, 0),) * ndim
     elif isinstance(padding, str):
@@ -88,6 +88,8 @@ def make_geometry(
 
 def check_padding_mode(name: str, shape: tuple[int, ...], geometry: Geometry) -> None:
     """Reflection and wrap-around need enough input, as in torch."""
+    if geometry.mode == "zeros":
+        return
     for n, (lo, hi) in zip(shape[2:], geometry.padding, strict=True):
         most = {"reflect": n - 1, "circular": n, "replicate": max(lo, hi) if n else 0}.get(geometry.mode, max(lo, hi))
         if max(lo, hi) > most:

@@ -18,7 +18,7 @@ from hpcpar.layout.maps import out_size, window_map
 from hpcpar.ops.core import Op, Rule
 from hpcpar.ops.elementwise import mul
 from hpcpar.ops.elementwise import pow as power
-from hpcpar.ops.spatial import Halo, Lengths, check_spatial, global_positions, per_dim, with_batch
+from hpcpar.ops.spatial import Halo, Lengths, check_spatial, global_positions, per_dim, remembered, with_batch
 from hpcpar.signature import Signature, signature
 from hpcpar.tensors import Tensor
 
@@ -39,6 +39,15 @@ class Windows(NamedTuple):
             for n, k, s, p, d in zip(spatial, *self[:4], strict=True)
         )
 
+    def results(self, name: str, x: Signature) -> Signature:
+        """Return the signature of the result; raises ValueError where the windows do not fit x."""
+        ndim = len(self.kernel)
+        check_spatial(f"{name}{ndim}d", x, ndim)
+        sizes = self.sizes(x.shape[2:])
+        if min(sizes) < 1:
+            raise ValueError(f"{name}{ndim}d: a window of {self.kernel} does not fit the padded input {x.shape[2:]}")
+        return pooled(x, sizes)
+
 
 def pooled(x: Signature, spatial: Sequence[int]) -> Signature:
     """Return the signature of a result with other spatial lengths, which lies as x."""
@@ -58,7 +67,7 @@ class MaxPool(Op):
 
     def rule(self, sigs: tuple[Signature, ...], windows: Windows) -> Rule:
         x = sigs[0].resolved
-        out = pooled(x, windows.sizes(x.shape[2:]))
+        out = windows.results(self.name, x)
         return Rule(out, [x], [x], sigs, _MaxPlan(x, out, windows))
 
     def forward(self, rule: Rule, arrays: Sequence[Any], extra: Any) -> tuple[Any, Any]:
@@ -99,7 +108,7 @@ class AvgPool(Op):
 
     def rule(self, sigs: tuple[Signature, ...], windows: Windows, include_pad: bool, override: int | None) -> Rule:
         x = sigs[0].resolved
-        out = pooled(x, windows.sizes(x.shape[2:]))
+        out = windows.results(self.name, x)
         halo = window_halo(x, out, windows, "kernel")
         buffer = (*x.local_shape[:2], *(plan.without_padding.size for plan in halo.plans))
         divisors = [
@@ -151,6 +160,7 @@ def window_divisors(n: int, o0: int, o1: int, k: int, s: int, p: int, include_pa
 _max_pool, _avg_pool, _leaky_avg_pool = MaxPool(), AvgPool(), LeakyAvgPool()
 
 
+@remembered
 def make_windows(
     name: str, ndim: int, kernel: Lengths, stride: Lengths | None, padding: Lengths, dilation: Lengths, ceil: bool
 ) -> Windows:
@@ -165,14 +175,6 @@ def make_windows(
     return Windows(kernel, stride, padding, dilation, bool(ceil))
 
 
-def check_windows(name: str, x: Tensor, windows: Windows) -> None:
-    """Raise ValueError where the windows do not fit x."""
-    check_spatial(name, x, len(windows.kernel))
-    sizes = windows.sizes(x.shape[2:])
-    if min(sizes) < 1:
-        raise ValueError(f"{name}: a window of {windows.kernel} does not fit the padded input {x.shape[2:]}")
-
-
 def _max(
     ndim: int, x: Tensor, kernel: Lengths, stride: Lengths | None, padding: Lengths, dilation: Lengths, ceil: bool,
     indices: bool,
@@ -181,7 +183,6 @@ def _max(
     windows = make_windows(name, ndim, kernel, stride, padding, dilation, ceil)
 
     def pool(x: Tensor) -> Any:
-        check_windows(name, x, windows)
         if not indices:
             return _max_pool((x,), (windows,))
         kept: list[Any] = []
@@ -201,7 +202,6 @@ def _avg(
         raise ValueError(f"{name}: divisor_override is not zero")
 
     def pool(x: Tensor) -> Tensor:
-        check_windows(name, x, windows)
         static = (windows, bool(include_pad), override)
         return _avg_pool((x,), static) if slope is None else _leaky_avg_pool((x,), static, float(slope))
 

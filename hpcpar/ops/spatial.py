@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache, wraps
 from typing import Any
 
 import numpy as np
@@ -30,9 +31,23 @@ def per_dim(name: str, what: str, value: Lengths, count: int) -> tuple[int, ...]
     return values
 
 
-def check_spatial(name: str, x: Tensor, ndim: int) -> None:
+def remembered(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator: the results of a pure function are kept, where its arguments can be keys (lists cannot)."""
+    kept = lru_cache(1024)(function)
+
+    @wraps(function)
+    def call(*arguments: Any) -> Any:
+        try:
+            return kept(*arguments)
+        except TypeError:
+            return function(*arguments)
+
+    return call
+
+
+def check_spatial(name: str, x: Tensor | Signature, ndim: int) -> None:
     """Raise ValueError unless x is (N, C, `ndim` spatial dims)."""
-    if x.ndim != ndim + 2:
+    if len(x.shape) != ndim + 2:
         raise ValueError(f"{name} takes x of shape (N, C, {ndim} spatial dims), got {x.shape}")
 
 
