@@ -87,6 +87,7 @@ def _kernel(row: dict[str, str]) -> str:
     details = ", ".join(row[k] for k in ("version", "library", "isa") if row.get(k))
     text = f"{row['family']:<12}{row['implementation']}"
     text += f" ({details}; threads {row['threads']})" if row.get("threads") else f" ({details})"
+    text += f"; computes in {row['compute']}" if row.get("compute") else ""
     return text + (f"; {row['note']}" if row.get("note") else "")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from . import memory, outline
 from .arrays import array_module, empty_channels_last, is_channels_last, last, memory_view, to_channels_last
+from .bfloat16 import bfloat16_missing, require_bfloat16, round_to_bfloat16
 from .generic import conv as _conv
 from .generic import elementwise as _elementwise
 from .generic import norm as _norm
@@ -89,6 +90,7 @@ pack, unpack = _optimizer.pack, _optimizer.unpack
 __all__ = [
     "KernelWarning", "available", "describe", "memory", "operation", "outline", "use",
     "array_module", "empty_channels_last", "is_channels_last", "last", "memory_view", "to_channels_last",
+    "bfloat16_missing", "require_bfloat16", "round_to_bfloat16",
     "conv_forward", "conv_backward_data", "conv_backward_weight",
     "max_pool_forward", "max_pool_backward", "avg_pool_forward", "avg_pool_backward",
     "sum_pool_forward", "sum_pool_backward", "lowest",

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..arrays import Array, array_module, boxes, empty_channels_last, last, zeros_channels_last
+from ..bfloat16 import operands
 from .elementwise import leaky_relu
 
 #: Bytes of one im2col tile: it stays in a CPU's second-level cache; a device wants fewer and larger products.
@@ -35,6 +36,7 @@ def conv_forward(
     out: Array | None = None,
     slope: float | None = None,
     accumulate: bool = False,
+    compute_dtype: str = "float32",
 ) -> Array:
     """Convolution of 1 to 3 spatial dims.
 
@@ -57,6 +59,9 @@ def conv_forward(
     accumulate : bool
         The convolution is added to what ``out`` holds, before the slope: the convolution of concatenated channels is
         the sum over the parts, and need not copy them into one array.
+    compute_dtype : {"float32", "bfloat16"}
+        With "bfloat16" x and w, which are float32, are rounded to it; products are summed in float32, and the result
+        is float32.
 
     Returns
     -------
@@ -65,9 +70,13 @@ def conv_forward(
     Raises
     ------
     ValueError
-        If channels, groups or numbers of dims do not fit, or ``accumulate`` has no ``out``.
+        If channels, groups or numbers of dims do not fit, ``accumulate`` has no ``out``, or bfloat16 is asked for
+        arrays of another dtype than float32.
+    RuntimeError
+        If bfloat16 is asked for and the processor does not have it.
     """
     sizes = check(x, w, stride, padding, dilation, groups)
+    x, w = operands(compute_dtype, x, w)
     shape = (x.shape[0], w.shape[0], *sizes)
     y = empty_channels_last(shape, x.dtype, like=x) if out is None else out
     if y.shape != shape:
@@ -92,6 +101,7 @@ def conv_backward_data(
     padding: Padding,
     dilation: Sequence[int],
     groups: int = 1,
+    compute_dtype: str = "float32",
 ) -> Array:
     """Gradient of `conv_forward` in x; also the forward pass of the transposed convolution.
 
@@ -102,13 +112,14 @@ def conv_backward_data(
     w : array (OC, C / groups, *kernel)
     x_shape : sequence of int
         (N, C, *spatial) of the result; need not match ``dy`` and ``padding``.
-    stride, padding, dilation, groups
+    stride, padding, dilation, groups, compute_dtype
         As in `conv_forward`; only the paddings before matter.
 
     Returns
     -------
     array (N, C, *spatial), channels last.
     """
+    dy, w = operands(compute_dtype, dy, w)
     nd = dy.ndim - 2
     dx = empty_channels_last(x_shape, dy.dtype, like=dy)
     if dy.size == 0 or w.size == 0:
@@ -137,6 +148,7 @@ def conv_backward_weight(
     padding: Padding,
     dilation: Sequence[int],
     groups: int = 1,
+    compute_dtype: str = "float32",
 ) -> Array:
     """Gradient of `conv_forward` in w.
 
@@ -147,13 +159,14 @@ def conv_backward_weight(
         Sizes of both are taken as they are.
     w_shape : sequence of int
         (OC, C / groups, *kernel)
-    stride, padding, dilation, groups
+    stride, padding, dilation, groups, compute_dtype
         As in `conv_forward`; only the paddings before matter.
 
     Returns
     -------
     array (OC, C / groups, *kernel), memory order (*kernel, C / groups, OC).
     """
+    x, dy = operands(compute_dtype, x, dy)
     xp = array_module(x)
     nd, kernel, (oc, cg) = x.ndim - 2, tuple(w_shape[2:]), w_shape[:2]
     dw = xp.zeros((*kernel, cg, oc), x.dtype).transpose(nd + 1, nd, *range(nd))

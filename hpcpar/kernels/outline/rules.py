@@ -31,23 +31,33 @@ def channels_last(shape: Shape, dtype: Any) -> Outline:
 # ---- convolution
 
 
+def rounded(compute_dtype: str, *activations: Array) -> list[Array]:
+    """The copies of activations in bfloat16, which live as long as the kernel runs."""
+    return [empty(a.shape, np.uint16) for a in activations] if compute_dtype == "bfloat16" else []
+
+
 def conv_forward(
     x: Array, w: Array, bias: Array | None, stride: Shape, padding: Any, dilation: Shape, groups: int = 1,
-    out: Array | None = None, slope: float | None = None, accumulate: bool = False,
+    out: Array | None = None, slope: float | None = None, accumulate: bool = False, compute_dtype: str = "float32",
 ) -> Array:  # fmt: skip
     sizes = check(x, w, stride, padding, dilation, groups)
+    _held = rounded(compute_dtype, x)
     return channels_last((x.shape[0], w.shape[0], *sizes), x.dtype) if out is None else out
 
 
 def conv_backward_data(
-    dy: Array, w: Array, x_shape: Shape, stride: Shape, padding: Any, dilation: Shape, groups: int = 1
-) -> Array:
+    dy: Array, w: Array, x_shape: Shape, stride: Shape, padding: Any, dilation: Shape, groups: int = 1,
+    compute_dtype: str = "float32",
+) -> Array:  # fmt: skip
+    _held = rounded(compute_dtype, dy)
     return channels_last(x_shape, dy.dtype)
 
 
 def conv_backward_weight(
-    x: Array, dy: Array, w_shape: Shape, stride: Shape, padding: Any, dilation: Shape, groups: int = 1
-) -> Array:
+    x: Array, dy: Array, w_shape: Shape, stride: Shape, padding: Any, dilation: Shape, groups: int = 1,
+    compute_dtype: str = "float32",
+) -> Array:  # fmt: skip
+    _held = rounded(compute_dtype, x, dy)
     kernel_first = empty((*w_shape[2:], w_shape[1], w_shape[0]), x.dtype)
     return kernel_first.transpose(len(w_shape) - 1, len(w_shape) - 2, *range(len(w_shape) - 2))
 

@@ -23,6 +23,7 @@ _STATUS = ("success", "out of memory", "invalid arguments", "unimplemented", "la
 _ISA = {0x1: "SSE4.1", 0x3: "AVX", 0x7: "AVX2", 0xF: "AVX2 VNNI", 0x1F: "AVX2 VNNI 2", 0x27: "AVX-512",
         0x67: "AVX-512 VNNI", 0xE7: "AVX-512 BF16", 0x1EF: "AVX-512 FP16", 0xFEF: "AVX-512 AMX",
         0x1FEF: "AVX-512 AMX FP16"}
+_BFLOAT16 = 0xE7  # AVX-512 BF16, which all later sets include
 _CPU_ENGINE = 1
 _SYNCHRONOUS_RUNTIMES = (1, 2)  # sequential and OpenMP: the work is done when execute returns
 
@@ -103,6 +104,11 @@ class Library:
         self.call(name, ctypes.byref(handle), *args)
         return handle
 
+    @functools.cached_property
+    def bfloat16(self) -> bool:
+        """Whether kernels multiply bfloat16 by instructions made for it; oneDNN would emulate them otherwise."""
+        return self.c.dnnl_get_effective_cpu_isa() & _BFLOAT16 == _BFLOAT16
+
     def isa(self) -> str:
         """The instruction set the kernels use."""
         value = self.c.dnnl_get_effective_cpu_isa()
@@ -132,13 +138,14 @@ def load() -> Library:
 
 
 def facts() -> dict[str, str]:
-    """Version, path, instruction set and threads, for ``hpcpar info``."""
+    """Version, path, instruction set, threads and the dtypes of products, for ``hpcpar info``."""
     library = load()
     try:
         threads = str(ctypes.CDLL("libgomp.so.1").omp_get_max_threads())
     except OSError:
         threads = os.environ.get("OMP_NUM_THREADS", "all")
-    return {"version": library.version, "library": library.path, "isa": library.isa(), "threads": threads}
+    return {"version": library.version, "library": library.path, "isa": library.isa(), "threads": threads,
+            "compute": "float32, bfloat16" if library.bfloat16 else "float32"}
 
 
 def _wheel_files() -> Iterator[str]:

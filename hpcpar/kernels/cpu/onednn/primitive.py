@@ -16,11 +16,13 @@ from typing import Any
 
 import numpy as np
 
+from ...arrays import empty_channels_last
 from .library import Library, OneDNNError, load
 
 CAPACITY = 512  # primitives kept by a thread; a network of 100 layers needs some 600 handles of a few KiB
 
-_F32, _TAG_ANY, _USER_SCRATCHPAD, _ELTWISE_RELU, _IN_ORDER, _QUERY_IMPLEMENTATION = 3, 1, 1, 0x20, 1, 8
+BF16, F32 = 2, 3
+_TAG_ANY, _USER_SCRATCHPAD, _ELTWISE_RELU, _IN_ORDER, _QUERY_IMPLEMENTATION = 1, 1, 0x20, 1, 8
 _ALIGNMENT = 64
 
 #: Memory descriptor queries and execution arguments by role.
@@ -51,10 +53,11 @@ class Handle:
 class Descriptor(Handle):
     """A memory descriptor: sizes and element strides, or strides None for a format the primitive chooses."""
 
-    def __init__(self, library: Library, sizes: Sequence[int], strides: Sequence[int] | None) -> None:
+    def __init__(self, library: Library, sizes: Sequence[int], strides: Sequence[int] | None,
+                 dtype: int = F32) -> None:
         how, layout = ("tag", _TAG_ANY) if strides is None else ("strides", Dims(*strides))
         super().__init__(library, f"dnnl_memory_desc_create_with_{how}", "dnnl_memory_desc_destroy", len(sizes),
-                         Dims(*sizes), _F32, layout)
+                         Dims(*sizes), dtype, layout)
 
 
 class Attributes(Handle):
@@ -68,7 +71,7 @@ class Attributes(Handle):
             return
         after = Handle(library, "dnnl_post_ops_create", "dnnl_post_ops_destroy")
         if accumulate:
-            library.call("dnnl_post_ops_append_sum", after.handle, 1.0, 0, _F32)
+            library.call("dnnl_post_ops_append_sum", after.handle, 1.0, 0, F32)
         if slope is not None:
             library.call("dnnl_post_ops_append_eltwise", after.handle, _ELTWISE_RELU, slope, 0.0)
         library.call("dnnl_primitive_attr_set_post_ops", self.handle, after.handle)
@@ -180,3 +183,16 @@ def reorder(library: Library, source: Any, target: Any) -> Primitive:
     descriptor = PrimitiveDescriptor(library, "dnnl_reorder_primitive_desc_create", source, library.engine, target,
                                      library.engine, Attributes(library))
     return Primitive(library, descriptor, [(ARGUMENT["src"], source), (ARGUMENT["dst"], target)])
+
+
+def to_bfloat16(a: np.ndarray) -> np.ndarray:
+    """Copy of a dense channels-last float32 array, rounded to bfloat16, whose bits are held as uint16."""
+    rounded = empty_channels_last(a.shape, np.uint16)
+    thread().cached(("bfloat16", a.size), lambda: _rounding(a.size))(address(a), address(rounded))
+    return rounded
+
+
+def _rounding(size: int) -> Primitive:
+    library = load()
+    source, target = (Descriptor(library, (size,), (1,), dtype) for dtype in (F32, BF16))
+    return reorder(library, source.handle, target.handle)
