@@ -50,12 +50,15 @@ SlurmdSpoolDir={folder}/spool-%n
 StateSaveLocation={folder}/state
 KillWait=30
 MinJobAge=3600
+FirstJobId={first}
 InactiveLimit=0
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={node1} CPUs=4 RealMemory=8000
 NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={node2} CPUs=4 RealMemory=8000
 PartitionName=both Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=60
 PartitionName=urgent Nodes=n1,n2 MaxTime=INFINITE State=UP PriorityTier=9 PreemptMode=OFF
 """
+# Ends everything when the tests have ended without doing so: read returns when their end of the pipe is gone.
+_GUARD = 'read -r _; scancel --user=root; sleep 5; for file in "$@"; do kill "$(cat "$file")"; done'
 # What sbatch and srun must not inherit from a job around the tests.
 _FOREIGN = ("SLURM_", "SBATCH_", "SRUN_", "SALLOC_")
 
@@ -80,6 +83,7 @@ class Cluster:
         self.pid_files = [folder / name for name in ("slurmd-n1.pid", "slurmd-n2.pid", "slurmctld.pid", "munged.pid")]
         self.env = {k: v for k, v in launch_environment().items() if not k.startswith(_FOREIGN)}
         self.env["SLURM_CONF"] = str(folder / "slurm.conf")
+        self._guard: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start munge, controller and both nodes, and wait until the nodes take jobs."""
@@ -93,6 +97,8 @@ class Cluster:
                 node1=node1,
                 node2=node2,
                 munge=munge,
+                # MPICH names shared memory by the job: no number of another Slurm on this host, of now or before
+                first=1000 + secrets.randbelow(60_000_000),
             )
         )
         for name in ("state", "spool-n1", "spool-n2"):
@@ -103,6 +109,11 @@ class Cluster:
         paths = {"key-file": key, "socket": munge}
         for name in ("pid-file", "log-file", "seed-file"):
             paths[name] = self.folder / f"munged.{name[:-5]}"
+        nothing, files = subprocess.DEVNULL, map(str, self.pid_files)
+        self._guard = subprocess.Popen(
+            ["sh", "-c", _GUARD, "guard", *files], env=self.env, stdin=subprocess.PIPE, stdout=nothing, stderr=nothing,
+            start_new_session=True,
+        )  # fmt: skip
         # --force: the folder is below a directory that all may write to
         self._daemon(["munged", "--force", *(f"--{name}={path}" for name, path in paths.items())])
         self._daemon(["slurmctld", "-c"])
@@ -120,6 +131,9 @@ class Cluster:
 
     def stop(self) -> None:
         """Cancel all jobs, wait until their processes have ended, and stop the daemons by their pid files."""
+        if self._guard is not None:
+            self._guard.kill()
+            self._guard.communicate()
         self.run(["scancel", "--user=root"])
         end = time.monotonic() + 60  # KillWait, and some
         while self.run(["squeue", "--noheader"]).stdout.strip() and time.monotonic() < end:
