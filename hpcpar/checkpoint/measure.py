@@ -26,6 +26,8 @@ from hpcpar.tensors import Tensor, from_shard, tensor
 
 CHUNK_BYTES = 8 << 20
 ARRAYS = 16
+PASS_SECONDS = 0.05
+"""A step of the training: forward and backward pass, while which the weights are not changed."""
 
 
 def main() -> None:
@@ -126,11 +128,12 @@ def _in_background(saver: Saver, step: int, tensors: dict[str, Tensor]) -> tuple
     comm = saver.comm
     comm.barrier()
     begin = time.perf_counter()
-    saver.start(step, tensors, {})
+    saver.start(step, tensors, {}, steady=tensors)
     pause = time.perf_counter() - begin
     while saver.active:
-        time.sleep(0.01)  # a step of the training
+        time.sleep(PASS_SECONDS)
         turn = time.perf_counter()
+        saver.settle()  # the optimizer's step would come now
         saver.advance(int(comm.all_reduce(np.array([saver.status()]), "max")[0]))
         pause += time.perf_counter() - turn
     return pause, time.perf_counter() - begin

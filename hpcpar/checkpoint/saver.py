@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from hpcpar.checkpoint.index import seal
 from hpcpar.checkpoint.manifest import ArrayInfo, StoredFile
 from hpcpar.checkpoint.onefile import NAME, merged, require_parallel_hdf5, write_together
 from hpcpar.checkpoint.shard import Part, write_shard
-from hpcpar.checkpoint.snapshot import Snapshot, describe_arrays
+from hpcpar.checkpoint.snapshot import Copy, Snapshot, describe_arrays
 from hpcpar.tensors import Tensor
 from hpcpar.trace import span
 from hpcpar.transport import Comm
@@ -96,6 +96,8 @@ class Saver:
         self.folder, self.comm, self.keep, self.one_file, self.guarded = folder, comm, keep, one_file, guarded
         self.published: int | None = None  # the step of the newest checkpoint that this saver has published
         self._snapshot = Snapshot()
+        self._copied = threading.Event()
+        self._copied.set()
         self._work: _Work | None = None
         self._step = 0
         self._state: dict[str, Any] = {}
@@ -132,6 +134,7 @@ class Saver:
         tensors: Mapping[str, Tensor],
         state: Mapping[str, Any],
         shown: Mapping[str, tuple[int, ...]] | None = None,
+        steady: Collection[str] = (),
     ) -> None:
         """Copy the tensors and begin to write. Collective; a checkpoint that is still being written is finished first.
 
@@ -143,6 +146,9 @@ class Saver:
             What JSON can hold; the same on all ranks.
         shown : mapping, optional
             Shapes under which torch knows arrays, where they differ.
+        steady : collection of str
+            Tensors that the caller will not change before it has called `settle`: weights and optimizer state, until
+            the next optimizer step. They are copied in the background.
         """
         self.finish()
         self._step, self._state, self._reports = step, copy.deepcopy(dict(state)), None
@@ -156,14 +162,19 @@ class Saver:
         if error:
             raise SaveError(f"the checkpoint of step {step} cannot be written: {error}")
         arrays = describe_arrays(tensors, shown or {})
-        parts = self._snapshot.take(tensors)
+        parts, later = self._snapshot.take(tensors, () if self.one_file else steady)
         if self.one_file:
             work = _Work(lambda: _write_together(aside / NAME, self.comm, parts, arrays, self.guarded))
             work.run()  # here, not in its thread: it sends messages
             self._begin(work.value)
         else:
             path = aside / f"shard-{self.comm.rank:05d}.h5"
-            self._begin(lambda: _write(path, parts, arrays, self.guarded))
+            self._copied.clear()
+            self._begin(lambda: _write(path, parts, arrays, self.guarded, later, self._copied))
+
+    def settle(self) -> None:
+        """Wait until everything is copied: now tensors may change. No message."""
+        self._copied.wait()
 
     def status(self) -> int:
         """Return DONE, BUSY or FAILED: how far this rank's own part is. No message."""
@@ -225,8 +236,20 @@ class Saver:
         seal(self.folder, self._step, arrays, files, scalars, self._state, self.keep)
 
 
-def _write(path: Path, parts: list[Part], arrays: dict[str, ArrayInfo], guarded: str) -> Report:
-    """Every rank, in its thread: write the shard, looking for NaN and infinity on the way."""
+def _write(
+    path: Path,
+    parts: list[Part],
+    arrays: dict[str, ArrayInfo],
+    guarded: str,
+    copies: list[Copy],
+    copied: threading.Event,
+) -> Report:
+    """Every rank, in its thread: copy what is left, write the shard, looking for NaN and infinity on the way."""
+    try:
+        for copy_ in copies:
+            copy_.make()
+    finally:
+        copied.set()
     with span("write checkpoint", "io"):
         file = write_shard(path, parts, lambda part: _guard(part, guarded)) if parts else None
     return Report(file, arrays, _scalars(parts))

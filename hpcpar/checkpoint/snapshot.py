@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,6 +12,17 @@ from hpcpar.checkpoint.pieces import Box, plan_pieces, slices
 from hpcpar.checkpoint.shard import Part
 from hpcpar.tensors import Tensor
 from hpcpar.transport.device import is_device, to_host
+
+
+class Copy(NamedTuple):
+    """A copy that is still to be made."""
+
+    target: np.ndarray
+    source: np.ndarray
+
+    def make(self) -> None:
+        """Make it."""
+        self.target[...] = self.source
 
 
 class Snapshot:
@@ -29,8 +40,14 @@ class Snapshot:
         self._mine: list[tuple[str, Box]] = []
         self._held: dict[tuple[str, Box], np.ndarray] = {}
 
-    def take(self, tensors: Mapping[str, Tensor]) -> list[Part]:
-        """Return this rank's parts of all tensors, copied. No message.
+    def take(self, tensors: Mapping[str, Tensor], steady: Collection[str] = ()) -> tuple[list[Part], list[Copy]]:
+        """Return this rank's parts of all tensors, and the copies that are still to be made. No message.
+
+        Parameters
+        ----------
+        steady : collection of str
+            Tensors that will not change before the copies that are returned have been made, in whatever thread. The
+            parts of others, and of those on a GPU, are copied at once.
 
         Raises
         ------
@@ -38,7 +55,7 @@ class Snapshot:
             When a tensor is partial.
         """
         self._plan(tensors)
-        parts = []
+        parts, later = [], []
         for name, box in self._mine:
             tensor = tensors[name]
             source = tensor.shard[slices(box, tensor.sig.box)]
@@ -47,9 +64,12 @@ class Snapshot:
                 order = sorted(range(source.ndim), key=lambda d: -abs(source.strides[d]))
                 packed = np.empty([source.shape[d] for d in order], source.dtype)
                 copy = self._held[name, box] = packed.transpose(np.argsort(order).tolist())
-            copy[...] = to_host(source) if is_device(source) else source
+            if name in steady and not is_device(source):
+                later.append(Copy(copy, source))
+            else:
+                copy[...] = to_host(source) if is_device(source) else source
             parts.append(Part(name, box, copy))
-        return parts
+        return parts, later
 
     def _plan(self, tensors: Mapping[str, Tensor]) -> None:
         """Find this rank's pieces, on each mesh (a pipeline has one for each stage), when anything has changed."""

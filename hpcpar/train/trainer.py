@@ -136,6 +136,7 @@ class Trainer:
                 norm = clip_grad_norm_(self.model, self.job.optim.clip)
                 if not isfinite(norm):
                     raise NotFinite(f"step {self.step + 1}: the norm of the gradient is {norm}")
+            self.saver.settle()  # a checkpoint may still be copying what the step changes
             self.optimizer.step()
             self.optimizer.zero_grad()
         self.step += 1
@@ -254,7 +255,9 @@ class Trainer:
 
     def _start_saving(self) -> None:
         tensors, shown, numbers = collect(self.model, self.optimizer)
-        self.saver.start(self.step, tensors, {**training_state(self), **numbers}, shown)
+        # what the optimizer changes, and nobody else; running statistics change in the next forward pass
+        steady = {name for name, t in tensors.items() if t.is_parameter or name.startswith("optimizer/")}
+        self.saver.start(self.step, tensors, {**training_state(self), **numbers}, shown, steady)
 
     def _leave(self) -> Path:
         """Save where we are, unless that has just been done; returns the checkpoint's path."""

@@ -135,6 +135,23 @@ def test_training_goes_on_while_a_checkpoint_is_written(shared_path, comm):
     mesh.free()
 
 
+def test_what_is_steady_is_copied_in_the_background_until_settle(shared_path, comm):
+    mesh = Mesh(batch=-1)
+    arrays = {"model/w": one_array(mesh, 1.0, 400_000)["model/w"], "model/mean": one_array(mesh, 1.0)["model/w"]}
+    saver = Saver(Folder(shared_path / "c"), mesh.world)
+    for step in range(1, 6):
+        for tensor in arrays.values():
+            tensor.shard[...] = step
+        saver.start(step, arrays, {}, steady={"model/w"})
+        arrays["model/mean"].shard[...] = -1.0  # the next forward pass
+        saver.settle()
+        arrays["model/w"].shard[...] = -1.0  # the next optimizer step
+        saver.finish()
+        stored = Checkpoint(saver.folder.at(step)).arrays
+        assert (stored["model/w"][...] == step).all() and (stored["model/mean"][...] == step).all()
+    mesh.free()
+
+
 def test_the_last_few_are_kept_and_latest_names_the_newest(shared_path, comm):
     mesh = Mesh(batch=-1)
     saver = Saver(Folder(shared_path / "c"), mesh.world, keep=2)
