@@ -160,7 +160,7 @@ class Grid:
 
     @property
     def node(self) -> Node:
-        """This rank's place in its node. The first access is collective over the mesh."""
+        """This rank's place in its node. On a sub-mesh the first access is collective over it."""
         if self._node is None:
             self._node = self._find_node()
         return self._node
@@ -169,7 +169,7 @@ class Grid:
         return f"Mesh({', '.join(f'{a}={n}' for a, n in self.shape.items())})"
 
     def __str__(self) -> str:
-        """Who sits where, by node; reads node information that `describe` gathered before."""
+        """Who sits where, by node. No message; a sub-mesh knows its nodes once `node` was read."""
         lines = [f"{self!r}: {self.size} rank{'s' * (self.size != 1)}"]
         sizes = tuple(self.shape.values())
         hosts = self._node.hosts if self._node else None

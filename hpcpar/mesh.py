@@ -45,6 +45,7 @@ class Mesh(Grid):
     def __init__(self, comm: MPI.Comm | None = None, **axes: int) -> None:
         parent = MPI.COMM_WORLD if comm is None else comm
         self._adopt(parent.Dup(), resolve_lengths(axes or {"batch": -1}, parent.Get_size()), {})
+        self._node = self._find_node()  # here all ranks are together: printing a mesh then sends nothing
 
     def _adopt(self, handle: MPI.Comm, shape: Mapping[str, int], fixed: Mapping[str, int]) -> None:
         global _live
