@@ -11,7 +11,7 @@
 # Rank 0 reports to the terminal, the others to test-logs/. Variables:
 #   HPCPAR_TEST_MPI    "mpich openmpi"   which MPI libraries
 #   HPCPAR_TEST_RANKS  "2 3 4"           how many ranks
-#   HPCPAR_TEST_LIMIT  900               seconds one run may take
+#   HPCPAR_TEST_LIMIT  1500              seconds one run may take
 
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -20,7 +20,7 @@ source jobs/environment.sh
 
 libraries=${HPCPAR_TEST_MPI:-mpich openmpi}
 rank_counts=${HPCPAR_TEST_RANKS:-2 3 4}
-limit=${HPCPAR_TEST_LIMIT:-900}
+limit=${HPCPAR_TEST_LIMIT:-1500}
 logs=$PWD/test-logs
 selection=("$@")
 
