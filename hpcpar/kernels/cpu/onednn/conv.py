@@ -117,6 +117,9 @@ def conv_backward_weight(x: Array, dy: Array, w_shape: Sequence[int], stride: Se
     source, grad = to_channels_last(x if cut is None else x[cut]), to_channels_last(dy)
     if 0 in source.shape:
         return NotImplemented
+    doubtful = _doubtful(source.shape[2:], w_shape[2:], tuple(stride), tuple(dilation), before, after)
+    if any(doubtful):
+        source, before, after = _padded(source, doubtful, before, after)
     nd = x.ndim - 2
     dw = np.empty((*w_shape[2:], w_shape[1], w_shape[0]), np.float32).transpose(nd + 1, nd, *range(nd))
     pass_ = _prepare("backward_weights", source.shape, dw, grad.shape, stride, before, after, dilation, groups,
@@ -158,6 +161,32 @@ def fit(spatial: tuple[int, ...], kernel: tuple[int, ...], out: tuple[int, ...],
         after.append(need - (stop - start))
     whole = all(c.start == 0 and c.stop == n for c, n in zip(cuts, spatial, strict=True))
     return None if whole else (slice(None), slice(None), *cuts), tuple(before), tuple(after)
+
+
+@functools.lru_cache(4096)
+def _doubtful(spatial: tuple[int, ...], kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...],
+              before: tuple[int, ...], after: tuple[int, ...]) -> tuple[bool, ...]:
+    """The dims whose padding oneDNN (3.2, its ``jit`` kernels) may get wrong in the gradient of the weight.
+
+    Taps come out wrong, or are not written, where a window hangs over both ends of the input, and with a stride where
+    the padding is wider than half of the kernel.
+    """
+    found = []
+    for n, k, s, d, b, a in zip(spatial, kernel, stride, dilation, before, after, strict=True):
+        extent = (k - 1) * d + 1
+        found.append(max(a, b) > 0 and (n < extent or (s > 1 and max(a, b) > extent // 2)))
+    return tuple(found)
+
+
+def _padded(source: Array, dims: Sequence[bool], before: Sequence[int], after: Sequence[int],
+            ) -> tuple[Array, tuple[int, ...], tuple[int, ...]]:
+    """The input with the zeros of its padding in memory in some dims, and the paddings that are left."""
+    inside = [(b, max(0, a)) if there else (0, 0) for there, b, a in zip(dims, before, after, strict=True)]
+    sizes = tuple(n + b + a for n, (b, a) in zip(source.shape[2:], inside, strict=True))
+    whole = zeros_channels_last((*source.shape[:2], *sizes), source.dtype)
+    whole[(..., *(slice(b, b + n) for n, (b, _) in zip(source.shape[2:], inside, strict=True)))] = source
+    left = [(b - i, a - j) for b, a, (i, j) in zip(before, after, inside, strict=True)]
+    return whole, tuple(b for b, _ in left), tuple(a for _, a in left)
 
 
 class _Pass:
