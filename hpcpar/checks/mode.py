@@ -125,7 +125,7 @@ def _check_adjoint(where: str, node: Node, note: _Note, g: Any, gradients: Any) 
     left, ones, *products = inner_products(pairs)
     right = dict(zip(known, products, strict=True))
     added = _sum([right[i] for i in together])
-    within = tolerance(*(a.dtype for a in (g, note.result, *note.arrays)))
+    within = max(tolerance(*(a.dtype for a in (g, note.result, *note.arrays))), op.rounding(rule) ** 0.6)
     if op.linear == "sum":
         _must_agree(where, "all operands together", left, added, within)
     elif op.linear == "shift":

@@ -19,7 +19,7 @@ from hpcpar.nn.activation import (
     Tanh,
 )
 from hpcpar.nn.container import ModuleDict, ModuleList, Sequential
-from hpcpar.nn.conv import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
+from hpcpar.nn.conv import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d, set_compute_dtype
 from hpcpar.nn.defaults import default_dtype, get_default_dtype, set_default_dtype
 from hpcpar.nn.linear import Linear
 from hpcpar.nn.loss import CrossEntropyLoss, DiceLoss, L1Loss, MSELoss
@@ -89,5 +89,6 @@ __all__ = [
     "Module", "ModuleDict", "ModuleList", "Parameter", "PixelShuffle", "PixelUnshuffle", "RMSNorm", "ReLU",
     "ReflectionPad1d", "ReflectionPad2d", "ReflectionPad3d", "Removable", "ReplicationPad1d", "ReplicationPad2d",
     "ReplicationPad3d", "Sequential", "SiLU", "Sigmoid", "Softmax", "Tanh", "Upsample", "ZeroPad1d", "ZeroPad2d",
-    "ZeroPad3d", "default_dtype", "get_default_dtype", "init", "relayouts", "set_default_dtype",
+    "ZeroPad3d", "default_dtype", "get_default_dtype", "init", "relayouts", "set_compute_dtype",
+    "set_default_dtype",
 ]  # fmt: skip

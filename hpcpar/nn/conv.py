@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 from hpcpar import functional as F
+from hpcpar.kernels.bfloat16 import COMPUTE_DTYPES
 from hpcpar.layout.layout import Layout
 from hpcpar.nn import init
 from hpcpar.nn.module import Module
@@ -48,6 +50,7 @@ class _Convolution(Module):
         out: Layout | None = None,
         layouts: Mapping[str, Layout] | None = None,
         dtype: Any = None,
+        compute_dtype: str = "float32",
     ) -> None:
         super().__init__()
         name, n = type(self).__name__, self.dims
@@ -58,7 +61,7 @@ class _Convolution(Module):
         self.stride = per_dim(stride, n, f"{name}: stride")
         self.padding = padding if isinstance(padding, str) else per_dim(padding, n, f"{name}: padding")
         self.dilation = per_dim(dilation, n, f"{name}: dilation")
-        self.padding_mode = padding_mode
+        self.padding_mode, self.compute_dtype = padding_mode, compute_dtype
         channels = (in_channels, out_channels // groups) if self.transposed else (out_channels, in_channels // groups)
         layouts = layouts or {}
         self.weight = init.parameter(
@@ -81,7 +84,41 @@ class _Convolution(Module):
             text += f", groups={self.groups}"
         if self.bias is None:
             text += ", bias=False"
+        if self.compute_dtype != "float32":
+            text += f", compute_dtype={self.compute_dtype}"
         return text if self.padding_mode == "zeros" else f"{text}, padding_mode={self.padding_mode}"
+
+
+def set_compute_dtype(module: Module, compute_dtype: str, keep: Sequence[str] = ()) -> list[str]:
+    """Let the convolutions inside a module multiply in a dtype, by the attribute `compute_dtype` of each.
+
+    Parameters
+    ----------
+    compute_dtype : {"float32", "bfloat16"}
+        See `functional.conv3d`. Weights, activations, sums and gradients stay float32.
+    keep : sequence of str
+        Names of convolutions that stay as they are, with the wildcards of a shell (``"down*.conv1"``).
+
+    Returns
+    -------
+    list of str
+        Names of the convolutions that were set.
+
+    Raises
+    ------
+    ValueError
+        An unknown dtype, or an entry of `keep` that names no convolution.
+    """
+    if compute_dtype not in COMPUTE_DTYPES:
+        raise ValueError(f"compute_dtype is one of {', '.join(COMPUTE_DTYPES)}, got {compute_dtype!r}")
+    found = {name: m for name, m in module.named_modules() if isinstance(m, _Convolution)}
+    idle = [pattern for pattern in keep if not any(fnmatchcase(name, pattern) for name in found)]
+    if idle:
+        raise ValueError(f"{', '.join(idle)}: no convolution has such a name; there are {', '.join(found)}")
+    chosen = [name for name in found if not any(fnmatchcase(name, pattern) for pattern in keep)]
+    for name in chosen:
+        found[name].compute_dtype = compute_dtype
+    return chosen
 
 
 class _Conv(_Convolution):
@@ -91,7 +128,7 @@ class _Conv(_Convolution):
         function = getattr(F, f"conv{self.dims}d")
         return function(
             x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups,
-            padding_mode=self.padding_mode, out=self.out,
+            padding_mode=self.padding_mode, out=self.out, compute_dtype=self.compute_dtype,
         )  # fmt: skip
 
 
@@ -108,6 +145,8 @@ class Conv1d(_Conv):
         Layouts of ``"weight"`` (out_channels, in_channels / groups, *kernel) and ``"bias"``; replicated by default.
     dtype : dtype, optional
         `nn.get_default_dtype` by default.
+    compute_dtype : {"float32", "bfloat16"}
+        In which float32 operands are multiplied, see `functional.conv3d`; an attribute that may be changed at any time.
     """
 
     dims = 1
@@ -144,10 +183,11 @@ class _ConvTranspose(_Convolution):
         out: Layout | None = None,
         layouts: Mapping[str, Layout] | None = None,
         dtype: Any = None,
+        compute_dtype: str = "float32",
     ) -> None:
         super().__init__(
             in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, out=out, layouts=layouts,
-            dtype=dtype,
+            dtype=dtype, compute_dtype=compute_dtype,
         )  # fmt: skip
         self.output_padding = per_dim(output_padding, self.dims, f"{type(self).__name__}: output_padding")
 
@@ -156,8 +196,9 @@ class _ConvTranspose(_Convolution):
         function = getattr(F, f"conv_transpose{self.dims}d")
         extra = self.output_padding if output_size is None else self._extra(x, output_size)
         return function(
-            x, self.weight, self.bias, self.stride, self.padding, extra, self.groups, self.dilation, out=self.out
-        )
+            x, self.weight, self.bias, self.stride, self.padding, extra, self.groups, self.dilation, out=self.out,
+            compute_dtype=self.compute_dtype,
+        )  # fmt: skip
 
     def _extra(self, x: Tensor, output_size: Sequence[int]) -> tuple[int, ...]:
         geometry = zip(x.shape[2:], self.kernel_size, self.stride, self.padding, self.dilation, strict=True)

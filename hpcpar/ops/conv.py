@@ -50,6 +50,9 @@ class Conv(Op):
     def forward(self, rule: Rule, arrays: Sequence[Any], extra: Any) -> tuple[Any, Any]:
         return rule.plan.forward(*(*arrays, None)[:3])
 
+    def rounding(self, rule: Rule) -> float:
+        return rule.plan.rounding
+
     def flops(self, rule: Rule) -> int:
         return 2 * rule.out.size * prod(rule.grads[1].shape[1:])
 
@@ -80,6 +83,9 @@ class ConvTranspose(Op):
     def forward(self, rule: Rule, arrays: Sequence[Any], extra: Any) -> tuple[Any, Any]:
         return rule.plan.forward(*(*arrays, None)[:3])
 
+    def rounding(self, rule: Rule) -> float:
+        return rule.plan.rounding
+
     def flops(self, rule: Rule) -> int:
         return 2 * rule.grads[0].size * prod(rule.grads[1].shape[1:])
 
@@ -92,10 +98,10 @@ _conv, _conv_transpose = Conv(), ConvTranspose()
 
 def _convolve(
     ndim: int, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: int,
-    mode: str, out: Layout | None,
+    mode: str, out: Layout | None, compute_dtype: str | None,
 ) -> Tensor:  # fmt: skip
     name = f"conv{ndim}d"
-    geometry = make_geometry(name, ndim, weight.shape, stride, padding, dilation, groups, mode)
+    geometry = make_geometry(name, ndim, weight.shape, stride, padding, dilation, groups, mode, compute_dtype)
     operands = (weight,) if bias is None else (weight, bias)
 
     def convolve(x: Tensor) -> Tensor:
@@ -109,23 +115,23 @@ def _convolve(
 
 def conv1d(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
-    groups: int = 1, padding_mode: str = "zeros", out: Layout | None = None,
+    groups: int = 1, padding_mode: str = "zeros", out: Layout | None = None, compute_dtype: str | None = None,
 ) -> Tensor:  # fmt: skip
     """Return the convolution of x (N, C, L) with weight (O, C / groups, k); see `conv3d`."""
-    return _convolve(1, x, weight, bias, stride, padding, dilation, groups, padding_mode, out)
+    return _convolve(1, x, weight, bias, stride, padding, dilation, groups, padding_mode, out, compute_dtype)
 
 
 def conv2d(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
-    groups: int = 1, padding_mode: str = "zeros", out: Layout | None = None,
+    groups: int = 1, padding_mode: str = "zeros", out: Layout | None = None, compute_dtype: str | None = None,
 ) -> Tensor:  # fmt: skip
     """Return the convolution of x (N, C, H, W) with weight (O, C / groups, kh, kw); see `conv3d`."""
-    return _convolve(2, x, weight, bias, stride, padding, dilation, groups, padding_mode, out)
+    return _convolve(2, x, weight, bias, stride, padding, dilation, groups, padding_mode, out, compute_dtype)
 
 
 def conv3d(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
-    groups: int = 1, padding_mode: str = "zeros", out: Layout | None = None,
+    groups: int = 1, padding_mode: str = "zeros", out: Layout | None = None, compute_dtype: str | None = None,
 ) -> Tensor:  # fmt: skip
     """Return the convolution (cross-correlation, as torch has it) of x with weight.
 
@@ -146,23 +152,29 @@ def conv3d(
     padding_mode : {"zeros", "reflect", "replicate", "circular"}
     out : Layout, optional
         Layout of the result; decides where x and weight disagree (see `einsum`).
+    compute_dtype : {"float32", "bfloat16"}, optional
+        With "bfloat16" the operands of each pass (x, weight and the gradient of the result, all float32) are rounded to
+        it; products are summed in float32, and results and gradients are float32. By default, and with "float32",
+        operands are multiplied as they are.
 
     Raises
     ------
     ValueError
         Shapes or arguments that do not fit.
+    RuntimeError
+        bfloat16 where the processor does not have it: it is not emulated (`kernels.bfloat16_missing` says why).
     LayoutError
         Layouts that disagree: on all ranks, before any message.
     """
-    return _convolve(3, x, weight, bias, stride, padding, dilation, groups, padding_mode, out)
+    return _convolve(3, x, weight, bias, stride, padding, dilation, groups, padding_mode, out, compute_dtype)
 
 
 def _scatter(
     ndim: int, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, output_padding: Any,
-    groups: int, dilation: Any, out: Layout | None,
+    groups: int, dilation: Any, out: Layout | None, compute_dtype: str | None,
 ) -> Tensor:  # fmt: skip
     name = f"conv_transpose{ndim}d"
-    geometry = make_geometry(name, ndim, weight.shape, stride, padding, dilation, groups, "zeros")
+    geometry = make_geometry(name, ndim, weight.shape, stride, padding, dilation, groups, "zeros", compute_dtype)
     geometry = geometry._replace(extra=per_dim(name, "output_padding", output_padding, ndim))
     operands = (weight,) if bias is None else (weight, bias)
 
@@ -176,26 +188,26 @@ def _scatter(
 
 def conv_transpose1d(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, output_padding: Any = 0,
-    groups: int = 1, dilation: Any = 1, out: Layout | None = None,
+    groups: int = 1, dilation: Any = 1, out: Layout | None = None, compute_dtype: str | None = None,
 ) -> Tensor:  # fmt: skip
     """Return the transposed convolution of x (N, C, L) with weight (C, O / groups, k); see `conv_transpose3d`."""
-    return _scatter(1, x, weight, bias, stride, padding, output_padding, groups, dilation, out)
+    return _scatter(1, x, weight, bias, stride, padding, output_padding, groups, dilation, out, compute_dtype)
 
 
 def conv_transpose2d(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, output_padding: Any = 0,
-    groups: int = 1, dilation: Any = 1, out: Layout | None = None,
+    groups: int = 1, dilation: Any = 1, out: Layout | None = None, compute_dtype: str | None = None,
 ) -> Tensor:  # fmt: skip
     """Return the transposed convolution of x (N, C, H, W) with weight (C, O / groups, kh, kw).
 
     See `conv_transpose3d`.
     """
-    return _scatter(2, x, weight, bias, stride, padding, output_padding, groups, dilation, out)
+    return _scatter(2, x, weight, bias, stride, padding, output_padding, groups, dilation, out, compute_dtype)
 
 
 def conv_transpose3d(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, output_padding: Any = 0,
-    groups: int = 1, dilation: Any = 1, out: Layout | None = None,
+    groups: int = 1, dilation: Any = 1, out: Layout | None = None, compute_dtype: str | None = None,
 ) -> Tensor:  # fmt: skip
     """Return the transposed convolution: the gradient of `conv3d` in its input, with a bias.
 
@@ -208,5 +220,7 @@ def conv_transpose3d(
         partial.
     output_padding : int or tuple of int
         Added to one end of the output; smaller than stride or dilation.
+    compute_dtype : {"float32", "bfloat16"}, optional
+        As in `conv3d`.
     """
-    return _scatter(3, x, weight, bias, stride, padding, output_padding, groups, dilation, out)
+    return _scatter(3, x, weight, bias, stride, padding, output_padding, groups, dilation, out, compute_dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from hpcpar.kernels.bfloat16 import COMPUTE_DTYPES
 from hpcpar.layout.maps import PAD_MODES, out_size, same_padding
 from hpcpar.ops.spatial import per_dim, remembered
 
@@ -19,6 +20,7 @@ class Geometry(NamedTuple):
     groups: int
     mode: str = "zeros"
     extra: tuple[int, ...] = ()
+    compute_dtype: str = "float32"
 
     def steps(self, kernel: tuple[int, ...]) -> list[tuple[int, int, int, int]]:
         """Return (kernel, stride, dilation, padding before) of each dim."""
@@ -61,8 +63,9 @@ def transposed_sizes(x: tuple[int, ...], w: tuple[int, ...], geometry: Geometry)
 
 @remembered
 def make_geometry(
-    name: str, ndim: int, w: tuple[int, ...], stride: Any, padding: Any, dilation: Any, groups: int, mode: str
-) -> Geometry:
+    name: str, ndim: int, w: tuple[int, ...], stride: Any, padding: Any, dilation: Any, groups: int, mode: str,
+    compute_dtype: str | None,
+) -> Geometry:  # fmt: skip
     """Return checked arguments, one entry for each dim, for a weight of shape `w`."""
     if len(w) != ndim + 2:
         raise ValueError(f"{name} takes weights with {ndim + 2} dims, got shape {w}")
@@ -83,7 +86,10 @@ def make_geometry(
         pairs = tuple((p, p) for p in per_dim(name, "padding", padding, ndim))
     if min(min(p) for p in pairs) < 0:
         raise ValueError(f"{name}: padding is not negative, got {padding!r}; use pad to crop")
-    return Geometry(stride, pairs, dilation, groups, mode)
+    compute_dtype = compute_dtype or "float32"
+    if compute_dtype not in COMPUTE_DTYPES:
+        raise ValueError(f"{name}: compute_dtype is one of {', '.join(COMPUTE_DTYPES)}, got {compute_dtype!r}")
+    return Geometry(stride, pairs, dilation, groups, mode, compute_dtype=compute_dtype)
 
 
 def check_padding_mode(name: str, shape: tuple[int, ...], geometry: Geometry) -> None:

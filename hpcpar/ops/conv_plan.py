@@ -7,6 +7,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from hpcpar import kernels
+from hpcpar.kernels.bfloat16 import ROUNDING
 from hpcpar.layout.layout import Layout, LayoutError
 from hpcpar.layout.maps import scatter_padding, transposed_map, window_map
 from hpcpar.ops.contraction import Equation
@@ -103,6 +104,7 @@ class WindowPass:
         self.shape, groups = out.local_shape, max(lay.groups, 1)
         self.stride, self.dilation, self.groups = geometry.stride, geometry.dilation, groups
         self.arguments = (geometry.stride, self.halo.padding, geometry.dilation, groups)
+        self.compute = {"compute_dtype": geometry.compute_dtype}
         flops = 2.0 * prod(self.shape[:1] + self.shape[2:]) * prod(lay.w.local_shape)
         make = partial(window_tiles, self.halo, self.shape[2:], steps)
         self.schedule = Schedule(self.halo, make, flops, prod(source.local_shape[:2]))
@@ -113,13 +115,14 @@ class WindowPass:
         tiles = self.schedule.chosen(dtype.itemsize)
         if tiles is None:
             buffer = pending.wait()
-            y = kernels.conv_forward(buffer, w, bias, *self.arguments)
+            y = kernels.conv_forward(buffer, w, bias, *self.arguments, **self.compute)
             return (y if y.shape == self.shape else kernels.empty_channels_last(self.shape, dtype, like)), buffer
         y = kernels.empty_channels_last(self.shape, dtype, like)
 
         def compute(buffer: Any, tile: Tile) -> None:
             source, target = buffer[(..., *tile.source)], y[(..., *tile.out)]
-            kernels.conv_forward(source, w, bias, self.stride, tile.padding, self.dilation, self.groups, out=target)
+            geometry = (self.stride, tile.padding, self.dilation, self.groups)
+            kernels.conv_forward(source, w, bias, *geometry, out=target, **self.compute)
 
         return y, tiles.run(pending, compute)
 
@@ -139,6 +142,7 @@ class ScatterPass:
             i0 = transposed_map(plan.n, *block, *step).start
             padding.append(scatter_padding(*block, i0, i0 + plan.size, *step))
         self.arguments = (geometry.stride, tuple(padding), geometry.dilation, groups)
+        self.compute = {"compute_dtype": geometry.compute_dtype}
         flops = 2.0 * prod(source.local_shape[:1] + source.local_shape[2:]) * prod(lay.w.local_shape)
         make = partial(scatter_tiles, self.halo, out.box[2:], steps)
         self.schedule = Schedule(self.halo, make, flops, prod(source.local_shape[:2]))
@@ -148,14 +152,13 @@ class ScatterPass:
         tiles = self.schedule.chosen(pending.buffer.dtype.itemsize)
         if tiles is None:
             buffer = pending.wait()
-            return kernels.conv_backward_data(buffer, w, self.shape, *self.arguments), buffer
+            return kernels.conv_backward_data(buffer, w, self.shape, *self.arguments, **self.compute), buffer
         y = kernels.empty_channels_last(self.shape, pending.buffer.dtype, pending.buffer)
 
         def compute(buffer: Any, tile: Tile) -> None:
             source, target = buffer[(..., *tile.source)], y[(..., *tile.out)]
-            target[...] = kernels.conv_backward_data(
-                source, w, target.shape, self.stride, tile.padding, self.dilation, self.groups
-            )
+            geometry = (self.stride, tile.padding, self.dilation, self.groups)
+            target[...] = kernels.conv_backward_data(source, w, target.shape, *geometry, **self.compute)
 
         return y, tiles.run(pending, compute)
 
@@ -166,6 +169,7 @@ class ConvPlan:
     def __init__(self, lay: Channels, result: Signature, geometry: Geometry) -> None:
         kernel = lay.w.shape[2:]
         self.groups, self.w_shape = lay.groups, lay.w.local_shape
+        self.rounding = ROUNDING if geometry.compute_dtype == "bfloat16" else 0.0
         self.pulls = geometry.mode == "zeros"
         self.ahead = WindowPass(lay.x, result, geometry, kernel, lay)
         self.back = ScatterPass(result.resolved, lay.x, geometry, kernel, lay) if self.pulls else None
@@ -188,7 +192,8 @@ class ConvPlan:
             grads[0], dy = back.finish(pending, w)
         if needs[1]:
             dy = dy if needs[0] else pending.wait()
-            grads[1] = kernels.conv_backward_weight(x, dy, w.shape, *back.arguments).reshape(self.w_shape)
+            dw = kernels.conv_backward_weight(x, dy, w.shape, *back.arguments, **back.compute)
+            grads[1] = dw.reshape(self.w_shape)
         return grads
 
     def push(self, saved: Any, g: Any, needs: tuple[bool, ...]) -> list[Any]:
@@ -196,10 +201,11 @@ class ConvPlan:
         (buffer, w), ahead = saved, self.ahead
         grads: list[Any] = [None] * len(needs)
         if needs[0]:
-            dx = kernels.conv_backward_data(g, w, buffer.shape, *ahead.arguments)
+            dx = kernels.conv_backward_data(g, w, buffer.shape, *ahead.arguments, **ahead.compute)
             pending = ahead.halo.start_adjoint(dx)
         if needs[1]:
-            grads[1] = kernels.conv_backward_weight(buffer, g, w.shape, *ahead.arguments).reshape(self.w_shape)
+            dw = kernels.conv_backward_weight(buffer, g, w.shape, *ahead.arguments, **ahead.compute)
+            grads[1] = dw.reshape(self.w_shape)
         if any(needs[2:]):
             grads[2] = kernels.channel_sums(g)
         if needs[0]:
@@ -213,6 +219,7 @@ class TransposePlan:
     def __init__(self, lay: Channels, result: Signature, geometry: Geometry) -> None:
         kernel = lay.w.shape[2:]
         self.groups, self.w_shape = lay.groups, lay.w.local_shape
+        self.rounding = ROUNDING if geometry.compute_dtype == "bfloat16" else 0.0
         self.ahead = ScatterPass(lay.x, result, geometry, kernel, lay)
         self.back = WindowPass(result.resolved, lay.x, geometry, kernel, lay)
 
@@ -236,5 +243,6 @@ class TransposePlan:
             grads[0], dy = back.finish(pending, w)
         if needs[1]:
             dy = dy if needs[0] else pending.wait()
-            grads[1] = kernels.conv_backward_weight(dy, x, w.shape, *back.arguments).reshape(self.w_shape)
+            dw = kernels.conv_backward_weight(dy, x, w.shape, *back.arguments, **back.compute)
+            grads[1] = dw.reshape(self.w_shape)
         return grads

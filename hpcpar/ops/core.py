@@ -103,6 +103,10 @@ class Op:
         """
         raise NotImplementedError(self.name)
 
+    def rounding(self, rule: Rule) -> float:
+        """Return by which part operands are rounded before they are multiplied; 0 where they are taken as they are."""
+        return 0.0
+
     def flops(self, rule: Rule) -> int:
         """Return the additions and multiplications of the forward pass on all ranks, of products only; 0 for others."""
         return 0
