@@ -71,7 +71,7 @@ def task_of(job: Job, sample: Sequence[int]) -> Task:
     batch, segments = job.data.batch, isinstance(job.model, config.UNet3d)
     every = VirtualMesh(dict.fromkeys(job.mesh, 1))
     return Task(
-        model=lambda: build.make_model(job.model),
+        model=lambda: build.make_model(job),
         loss=build.make_loss(job.loss),
         input=(batch, *sample),
         target=(batch, *sample[1:]) if segments else (batch, job.model.outputs),

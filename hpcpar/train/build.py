@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hpcpar import functional as F
-from hpcpar import nn, optim
+from hpcpar import kernels, nn, optim
 from hpcpar.data import DataError, HDF5Dataset, make_transforms
 from hpcpar.data.augment import Log1p
 from hpcpar.data.batches import Batches
@@ -40,15 +40,42 @@ def make_spread(job: Job, mesh: Mesh) -> Spread:
     )
 
 
-def make_model(settings: config.UNet3d | config.CosmoFlow) -> nn.Module:
-    """Return the network, on the current mesh, replicated; `models.place` lays it out."""
-    if isinstance(settings, config.UNet3d):
-        u = settings
-        return UNet3d(u.channels, u.classes, u.base, u.levels, u.batch_norm, u.norm_scope, u.dropout)
-    s = settings
-    return CosmoFlow(
-        s.width, s.channels, s.outputs, s.batch_norm, s.norm_scope, s.dropout, s.base, s.norm_momentum
-    )
+# convolutions that multiply in float32 where the configuration does not say which
+KEPT_IN_FLOAT32 = {config.UNet3d: ("down0.conv1", "head"), config.CosmoFlow: ("conv1",)}
+
+
+def make_model(job: Job) -> nn.Module:
+    """Return the network, on the current mesh, replicated; `models.place` lays it out.
+
+    Raises
+    ------
+    ConfigError
+        ``run.compute_except`` names no convolution of the network.
+    """
+    s = job.model
+    if isinstance(s, config.UNet3d):
+        model: nn.Module = UNet3d(s.channels, s.classes, s.base, s.levels, s.batch_norm, s.norm_scope, s.dropout)
+    else:
+        model = CosmoFlow(
+            s.width, s.channels, s.outputs, s.batch_norm, s.norm_scope, s.dropout, s.base, s.norm_momentum
+        )
+    if job.run.compute != "float32":
+        kept = job.run.compute_except
+        try:
+            nn.set_compute_dtype(model, job.run.compute, KEPT_IN_FLOAT32[type(s)] if kept is None else kept)
+        except ValueError as error:
+            raise ConfigError(f"run.compute_except: {error}") from None
+    return model
+
+
+def require_compute(compute: str, mesh: Mesh) -> None:
+    """Raise ConfigError on all ranks where one of them does not multiply as ``run.compute`` says. Collective."""
+    if compute == "float32":
+        return
+    found = mesh.world.gather_objects(kernels.bfloat16_missing())
+    for host, missing in zip(mesh.node.hosts, found, strict=True):
+        if missing:
+            raise ConfigError(f"run.compute is {compute!r}, which {host} does not have: {missing}")
 
 
 def make_loss(settings: Any) -> Loss:

@@ -67,6 +67,7 @@ class Trainer:
         self.signals.install()
         self.mesh = mesh or Mesh(**job.mesh)
         build.use_device(job.run.device, self.mesh)
+        build.require_compute(job.run.compute, self.mesh)
         random.manual_seed(job.run.seed)
         self.spread = build.make_spread(job, self.mesh)
         with self.mesh:
@@ -79,7 +80,7 @@ class Trainer:
             dataset = self.train_batches.loader.dataset
             self.estimate = require_memory(self.mesh, job, dataset.shape(dataset.input))
             with nn.default_dtype(job.run.dtype):
-                self.model = build.make_model(job.model)
+                self.model = build.make_model(job)
             self.decisions = place(self.model, self.mesh, self.spread)
         if job.run.device == "gpu":
             self.model.to(device="gpu")

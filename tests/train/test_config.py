@@ -4,7 +4,9 @@ import dataclasses
 
 import pytest
 
+from hpcpar.plan.virtual import VirtualMesh
 from hpcpar.train import toml
+from hpcpar.train.build import make_model
 from hpcpar.train.config import Adam, Cosine, CosmoFlow, UNet3d, dump_job, load_job, make_job
 from hpcpar.train.typed import ConfigError
 
@@ -87,6 +89,29 @@ def test_every_default_can_be_written_and_read(job_file):
 
 
 @pytest.mark.parametrize(
+    ("keys", "kept"),
+    [
+        ([], {"down0.conv1", "head"}),
+        (["run.compute_except=['*.conv2']"], {"down0.conv2", "bottom.conv2", "merge0.conv2"}),
+        (["run.compute_except=[]"], set()),
+    ],
+)
+def test_the_configuration_says_which_convolutions_compute_in_bfloat16(job_file, keys, kept):
+    job = load_job(job_file(), ["model.base=1", "model.levels=1", "run.compute=bfloat16", *keys])
+    assert load_job(job_file(dump_job(job))) == job
+    with VirtualMesh({"batch": 1}):
+        model = make_model(job)
+    chosen = {name: m.compute_dtype for name, m in model.named_modules() if hasattr(m, "compute_dtype")}
+    assert {name for name, dtype in chosen.items() if dtype == "float32"} == kept and len(chosen) == 8
+
+
+def test_an_exception_from_bfloat16_that_names_no_convolution_is_a_mistake(job_file):
+    job = load_job(job_file(), ["run.compute=bfloat16", "run.compute_except=['tail']"])
+    with VirtualMesh({"batch": 1}), pytest.raises(ConfigError, match="run.compute_except: tail: no convolution"):
+        make_model(job)
+
+
+@pytest.mark.parametrize(
     ("override", "words"),
     [
         ("run.setps=3", ["--set run.setps=3", "unknown key run.setps", "did you mean run.steps?"]),
@@ -100,6 +125,10 @@ def test_every_default_can_be_written_and_read(job_file):
         ("model.dropout=1.5", ["model.dropout must be at most 1.0, got 1.5"]),
         ("model.dropout=nan", ["model.dropout must be a number, got nan"]),
         ("run.dtype=float16", ["run.dtype must be one of float32, float64, got 'float16'"]),
+        ("run.compute=float16", ["run.compute must be one of float32, bfloat16, got 'float16'"]),
+        ("run={compute = 'bfloat16', dtype = 'float64'}", ["compute = 'bfloat16' is for dtype = 'float32'"]),
+        ("run={compute = 'bfloat16', device = 'gpu'}", ["on device = 'cpu'"]),
+        ("run.compute_except=['head']", ["compute_except has no effect without compute = 'bfloat16'"]),
         ("run.dir=7", ["run.dir must be a string, got 7"]),
         ("model.batch_norm=1", ["model.batch_norm must be true or false, got 1"]),
         ("model.name=unet", ["model.name must be one of unet3d, cosmoflow, got 'unet'", "did you mean unet3d?"]),

@@ -6,6 +6,7 @@ import h5py
 import numpy as np
 import pytest
 
+from hpcpar import kernels
 from hpcpar.testing import mpi_run
 from hpcpar.testing.small_job import write_small_job
 
@@ -72,6 +73,18 @@ def test_a_mistake_ends_in_one_message_on_every_rank_count(mistake, ranks, tmp_p
     lowered = text.lower()
     assert all(part.lower() in lowered for part in expected), text
     assert "Traceback" not in text, text
+
+
+@pytest.mark.skipif(not kernels.available("onednn"), reason="oneDNN is not available")
+def test_bfloat16_that_the_processor_does_not_have_is_refused_before_the_first_step(tmp_path):
+    words = ["train", str(write_small_job(tmp_path)), "--set", "mesh.batch=2"]
+    words += ["--set", "run.dtype=float32", "--set", "run.compute=bfloat16"]
+    run = mpi_run(2, ["-m", "hpcpar", *words], timeout=120, env={"ONEDNN_MAX_CPU_ISA": "AVX2"})
+    text = run.stdout + run.stderr
+    messages = [line for line in text.splitlines() if line.startswith("hpcpar: error:")]
+    assert run.returncode != 0 and len(messages) == 1 and "Traceback" not in text, text
+    assert "run.compute is 'bfloat16'" in messages[0] and "avx512_bf16" in messages[0]
+    assert not list(tmp_path.rglob("metrics.jsonl"))
 
 
 LOAD = 3.0

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from hpcpar import kernels
 from hpcpar.mesh import Mesh
 from hpcpar.train.config import make_job
 from hpcpar.train.trainer import Trainer
@@ -127,6 +128,24 @@ def test_cosmoflow_trains_alike_on_every_mesh_in_float64(axes, cosmoflow_data):
 @pytest.mark.parametrize("axes", CASES)
 def test_the_unet_trains_alike_on_every_mesh_in_float32(axes, unet_data):
     compare(unet_job(unet_data, "float32"), axes, 1e-4)
+
+
+@pytest.mark.watchdog(300)
+@pytest.mark.skipif(bool(kernels.bfloat16_missing()), reason=kernels.bfloat16_missing())
+@pytest.mark.parametrize("axes", CASES[:1])
+def test_cosmoflow_begins_alike_with_convolutions_in_bfloat16_and_learns(axes, cosmoflow_data):
+    """Later losses differ: where a sum lies between two numbers of bfloat16, its last bit decides about 2^-8 of it."""
+    job = cosmoflow_job(cosmoflow_data, "float32")
+    alone, mesh = Mesh(MPI.COMM_SELF, batch=1), Mesh(**{"batch": 1, **axes})
+    exact = losses(job, alone)
+    job["run"]["compute"] = "bfloat16"
+    whole, split = losses(job, alone), losses({**job, "mesh": {"batch": 1, **axes}}, mesh)
+    alone.free()
+    mesh.free()
+    np.testing.assert_allclose(split[0], whole[0], rtol=1e-5)
+    np.testing.assert_allclose(split[:3], whole[:3], rtol=1e-2)
+    np.testing.assert_allclose(whole[0], exact[0], rtol=1e-2)
+    assert whole[0] != exact[0] and split[STEPS - 1] < 0.5 * split[0]
 
 
 @pytest.mark.watchdog(300)
