@@ -26,6 +26,8 @@ class Case:
         Samples of all ranks together.
     local_norm : bool
         Batch norm takes the statistics of each rank alone, as torch's does.
+    half : bool
+        Convolutions multiply bfloat16 (ours), or the whole network runs under torch's autocast to it.
     """
 
     network: str
@@ -34,6 +36,7 @@ class Case:
     levels: int = 3
     batch: int = 1
     local_norm: bool = False
+    half: bool = False
 
     def text(self) -> str:
         """Return the case as one word of a command line."""
@@ -42,6 +45,10 @@ class Case:
     def with_batch(self, batch: int) -> Case:
         """Return the same with another number of samples, and statistics of each rank alone."""
         return replace(self, batch=batch, local_norm=True)
+
+    def in_bfloat16(self) -> Case:
+        """Return the same in bfloat16."""
+        return replace(self, half=True)
 
 
 LR, WEIGHT_DECAY, CLASSES = 1e-3, 0.01, 3

@@ -32,9 +32,13 @@ from hpcpar.transport import yardstick
 def make_model(case: Case) -> nn.Module:
     """Return the network on the current mesh."""
     if case.network == "cosmoflow":
-        return CosmoFlow(case.edge, dropout=0.0, base=case.base)
-    scope = "rank" if case.local_norm else "all"
-    return UNet3d(1, cases.CLASSES, case.base, case.levels, norm_scope=scope)
+        model: nn.Module = CosmoFlow(case.edge, dropout=0.0, base=case.base)
+    else:
+        scope = "rank" if case.local_norm else "all"
+        model = UNet3d(1, cases.CLASSES, case.base, case.levels, norm_scope=scope)
+    if case.half:
+        nn.set_compute_dtype(model, "bfloat16")
+    return model
 
 
 def make_optimizer(model: nn.Module) -> AdamW:

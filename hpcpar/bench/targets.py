@@ -25,7 +25,7 @@ TARGETS = (
     Target("same / torch as users get it, channels_last_3d", 0.60, "steps", r"CosmoFlow: hpcpar / .*channels_last_3d$"),
     Target("same / torch as users get it, NCDHW", 0.40, "steps", r"CosmoFlow: hpcpar / .*, NCDHW"),
     Target("U-Net step / torch at its best", 0.85, "steps", r"U-Net: hpcpar / torch at its best"),
-    Target("both in bfloat16 / torch autocast at its best", 0.85, "steps", r".*, bfloat16: "),
+    Target("both in bfloat16 / torch autocast at its best", 0.85, "steps", r".*, bfloat16: hpcpar / torch autocast"),
     Target("CosmoFlow, depth split over the ranks / 1 rank", 0.55, "ranks", r"CosmoFlow: depth split .* / 1 rank"),
     Target("U-Net, depth split over the ranks / 1 rank", 0.55, "ranks", r"U-Net: depth split .* / 1 rank"),
     Target("batch split over the ranks / torch DDP at its best", 0.80, "ranks", r".*: batch split .* / torch DDP"),

@@ -134,7 +134,9 @@ class Step:
         return time.perf_counter() - begin
 
     def _backward(self) -> float:
-        output = self.model(self.x)
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.case.half):
+            output = self.model(self.x)
+        output = output.float()  # the loss is computed in float32 either way
         loss = F.mse_loss(output, self.y) if self.case.network == "cosmoflow" else F.cross_entropy(output, self.y)
         loss.backward()
         return loss.item()

@@ -9,10 +9,12 @@ import importlib.util
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from hpcpar import kernels
 from hpcpar.bench.cases import Case, networks
 from hpcpar.bench.measure import Measure, in_turns, missing, ratio, spread
 from hpcpar.bench.options import Options
@@ -20,6 +22,9 @@ from hpcpar.bench.process import BenchError, Worker
 
 SAME = 5e-3
 """Largest difference of gradients, relative to the norm of each parameter's: float32, summed in another order."""
+
+FARTHER = 2.0
+"""How much farther from the gradients of float32 ours in bfloat16 may be than those of torch's autocast."""
 
 RAISED_MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
 TORCH = {
@@ -29,7 +34,6 @@ TORCH = {
 }
 LABELS = {"cosmoflow": "CosmoFlow", "unet3d": "U-Net"}
 NO_TORCH = "torch is not installed"
-NO_HALF = "hpcpar computes in float32 and float64; bfloat16 is not supported"
 
 
 def steps(options: Options) -> list[Measure]:
@@ -51,8 +55,37 @@ def steps(options: Options) -> list[Measure]:
                 continue
             found.append(_step_time("steps", f"{label}: {words}", seconds[style]))
             found.append(ratio("steps", name, seconds["hpcpar"], seconds[style]))
-        found.append(missing("steps", f"{label}, bfloat16: hpcpar / torch autocast at its best", "ratio", NO_HALF))
+        found += _half(case.in_bfloat16(), f"{label}, bfloat16", options)
     return found
+
+
+def _half(case: Case, label: str, options: Options) -> list[Measure]:
+    """The same step with products of bfloat16, beside torch's autocast and float32.
+
+    Rounding flips gates of ReLU and pooling, so gradients in bfloat16 are far from each other; both are compared with
+    float32, whose gradients are compared with torch's elsewhere.
+    """
+    name = f"{label}: hpcpar / torch autocast at its best"
+    reason = kernels.bfloat16_missing() or ("" if has_torch() else NO_TORCH)
+    if reason:
+        return [missing("steps", name, "ratio", reason)]
+    with _arena(case) as arena:
+        arena.add("float32", ours(replace(case, half=False)))
+        arena.add("hpcpar", ours(case))
+        arena.add("autocast", theirs(case, arena.weights, "best"))
+        exact, mine, other = arena.gradients().values()
+        far, allowed = distance(mine, exact), FARTHER * distance(other, exact)
+        if not far <= allowed:
+            raise BenchError(f"{label}: gradients are {far:.1e} from those of float32, more than {allowed:.1e}")
+        seconds = arena.race(options)
+    words = f"torch's autocast is {distance(other, exact):.1e} from them"
+    return [
+        Measure("steps", f"{label}: gradients from those of float32", far, "relative", note=words),
+        _step_time("steps", f"{label}: hpcpar", seconds["hpcpar"]),
+        _step_time("steps", f"{label}: torch autocast at its best", seconds["autocast"]),
+        ratio("steps", f"{label}: hpcpar / hpcpar in float32", seconds["hpcpar"], seconds["float32"]),
+        ratio("steps", name, seconds["hpcpar"], seconds["autocast"]),
+    ]
 
 
 def split_depth(options: Options) -> list[Measure]:
@@ -132,18 +165,24 @@ class Arena:
         BenchError
             When they differ by more than rounding: then times must not be compared.
         """
-        paths = {name: self.folder / f"gradients-{number}.npz" for number, name in enumerate(self._workers)}
-        for name, worker in self._workers.items():
-            worker.ask("gradients", path=str(paths[name]))
         first, *others = self._workers
         found = []
-        reference = dict(np.load(paths[first]))
+        gradients = self.gradients()
         for name in others:
-            worst, where = difference(reference, dict(np.load(paths[name])))
+            worst, where = difference(gradients[first], gradients[name])
             if not worst < SAME:
                 raise BenchError(f"{label}: gradients of {name} and {first} differ by {worst:.1e} in {where}")
             words = f"{label}: gradients, {first} - {name}"
             found.append(Measure(group, words, worst, "relative", note=f"largest in {where}"))
+        return found
+
+    def gradients(self) -> dict[str, dict[str, np.ndarray]]:
+        """Return the gradients of every contestant."""
+        found = {}
+        for number, (name, worker) in enumerate(self._workers.items()):
+            path = self.folder / f"gradients-{number}.npz"
+            worker.ask("gradients", path=str(path))
+            found[name] = dict(np.load(path))
         return found
 
     def race(self, options: Options) -> dict[str, list[float]]:
@@ -169,6 +208,12 @@ def difference(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> tupl
         distance = float(np.linalg.norm(a[name].astype(np.float64) - b[name])) / scale
         worst = max(worst, (distance if distance == distance else float("inf"), name))
     return worst
+
+
+def distance(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> float:
+    """Return ``|a - b| / |b|`` of all arrays together, in the Euclidean norm."""
+    pairs = [(a[name].astype(np.float64), b[name].astype(np.float64)) for name in b]
+    return float(np.sqrt(sum(np.sum((p - q) ** 2) for p, q in pairs) / sum(np.sum(q**2) for _, q in pairs)))
 
 
 def _step_time(group: str, name: str, seconds: list[float]) -> Measure:

@@ -7,11 +7,12 @@ import math
 import numpy as np
 import pytest
 
+from hpcpar import kernels
 from hpcpar.bench import suite, training
 from hpcpar.bench.cases import CHANNELS, Case, data, networks, parse
 from hpcpar.bench.options import Options
 from hpcpar.bench.process import BenchError, Worker
-from hpcpar.bench.training import difference
+from hpcpar.bench.training import difference, distance
 from hpcpar.cli.main import main
 
 pytestmark = pytest.mark.spawns_mpi
@@ -63,6 +64,18 @@ def test_steps_beside_torch_compute_the_same_gradients():
         if torch_is_here:
             assert all(0 < found[name] < 1e-4 for name in names_with(found, f"{label}: gradients"))
             assert len(names_with(found, f"{label}: gradients")) == 3
+        both = torch_is_here and not kernels.bfloat16_missing()
+        assert (found[f"{label}, bfloat16: hpcpar / torch autocast at its best"] is not None) == both
+        if both:
+            assert found[f"{label}, bfloat16: hpcpar / hpcpar in float32"] > 0
+            assert 0 < found[f"{label}, bfloat16: gradients from those of float32"] < 0.5
+
+
+def test_the_distance_of_gradients_weighs_every_array_by_its_norm():
+    exact = {"a": np.array([3.0, 0.0], np.float32), "b": np.array([4.0], np.float32)}
+    assert distance(exact, exact) == 0
+    moved = {"a": np.array([3.0, 0.3], np.float32), "b": np.array([4.4], np.float32)}
+    assert distance(moved, exact) == pytest.approx(0.1)
 
 
 @pytest.mark.watchdog(600)  # starts many processes

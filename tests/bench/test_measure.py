@@ -76,7 +76,7 @@ def test_the_worst_figure_counts_and_a_missing_one_leaves_a_target_open():
     both = [Measure("ops", f"{name}: forward, above NumPy", value, "us") for name, value in values.items()]
     row = next(r for r in verdicts(both) if r["what"].endswith("forward (us)"))
     assert (row["value"], row["met"]) == (7, False)
-    half = missing("steps", "U-Net, bfloat16: hpcpar / torch", "ratio", "no such thing")
+    half = missing("steps", "U-Net, bfloat16: hpcpar / torch autocast at its best", "ratio", "no such thing")
     row = next(r for r in verdicts([half]) if "bfloat16" in r["what"])
     assert (row["value"], row["met"], row["note"]) == (None, None, "no such thing")
 
