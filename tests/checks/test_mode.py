@@ -11,6 +11,7 @@ from mpi4py import MPI
 
 import hpcpar as hp
 from hpcpar.checks import CheckError, check_gradient_layouts, checked, fingerprint, first_difference, inner_products
+from hpcpar.kernels import bfloat16_missing
 from hpcpar.layout.layout import Layout
 from hpcpar.ops.core import Op, Rule
 from hpcpar.ops.elementwise import Add, AddNumber
@@ -98,6 +99,19 @@ def test_rounding_in_narrow_types_is_no_violation(dtype: type) -> None:
     w = operand(rng.standard_normal((20, 30)).astype(dtype), mesh, Layout(), requires_grad=True, parameter=True)
     with checked():
         (F.linear(x, w) * 0.1).sum().resolve().backward()
+
+
+@pytest.mark.skipif(bool(bfloat16_missing()), reason=bfloat16_missing())
+@pytest.mark.parametrize("convolution", ["conv2d", "conv_transpose2d"])
+def test_operands_rounded_to_bfloat16_are_no_violation(convolution: str) -> None:
+    mesh = mesh_of_all()
+    rng, rows = np.random.default_rng(5), Layout(None, None, "a")
+    with mesh, checked():
+        x = hp.tensor(rng.standard_normal((2, 8, 12, 9), np.float32), layout=rows, requires_grad=True)
+        w = hp.tensor(rng.standard_normal((8, 8, 3, 3), np.float32), requires_grad=True)
+        y = getattr(F, convolution)(x, w, padding=1, compute_dtype="bfloat16")
+        (y * y).sum().backward()
+        assert x.grad is not None and w.grad is not None
 
 
 def test_the_mode_ends_with_its_block_and_nests() -> None:
