@@ -98,7 +98,9 @@ run serial .venv/bin/python -m pytest "${selection[@]}"
 for library in $libraries; do
     python=$(environment_of "$library")/bin/python
     if [[ $library != mpich ]]; then
-        run "$library-starting-mpiexec" "$python" -m pytest -m spawns_mpi "${selection[@]}"
+        # what starts mpiexec itself, with this library; whole jobs on a batch system and benchmarks run with the first only
+        run "$library-starting-mpiexec" "$python" -m pytest -m spawns_mpi \
+            --ignore tests/launch --ignore tests/bench "${selection[@]}"
     fi
     for ranks in $rank_counts; do
         run "$library-$ranks" "$python" -m hpcpar.testing.launch "$ranks" -m mpi4py -m pytest "${selection[@]}"
