@@ -70,6 +70,7 @@ class RealStep:
         if task.clip:
             optim.clip_grad_norm_(self.model, task.clip)
         self.optimizer.step()
+        self.optimizer.zero_grad()
 
 
 @pytest.fixture(scope="session")
