@@ -20,7 +20,7 @@ from hpcpar.bench.measure import Measure, in_turns, missing, ratio, spread
 from hpcpar.bench.options import Options
 from hpcpar.bench.process import BenchError, Worker
 
-SAME = 5e-3
+SAME = 2e-2
 """Largest difference of gradients, relative to the norm of each parameter's: float32, summed in another order."""
 
 FARTHER = 2.0
