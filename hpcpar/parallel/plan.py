@@ -55,6 +55,11 @@ class Placement:
     Parameters
     ----------
     input, out : Layout, optional
+    keep : {"moved", "source"}, optional
+        What operations save of the module's parameters where they move them: ``"source"`` gathers a split weight once
+        more in backward instead of holding it whole (`Tensor.keep`).
+    options : mapping, optional
+        Attributes of the module that say how it computes under these layouts: ``{"context": "ring"}`` of an attention.
     **parameters : Layout
         ``Placement(weight=Layout("model"), bias=Layout("model"))``.
     """
@@ -62,14 +67,31 @@ class Placement:
     input: Layout | None = None
     out: Layout | None = None
     parameters: Mapping[str, Layout] = field(default_factory=dict)
+    keep: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
 
-    def __init__(self, input: Layout | None = None, out: Layout | None = None, **parameters: Layout) -> None:
+    def __init__(
+        self,
+        input: Layout | None = None,
+        out: Layout | None = None,
+        *,
+        keep: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        **parameters: Layout,
+    ) -> None:
         for name, layout in {"input": input, "out": out, **parameters}.items():
             if layout is not None and not isinstance(layout, Layout):
                 raise TypeError(f"Placement: {name} is a Layout, got {layout!r}")
-        object.__setattr__(self, "input", input)
-        object.__setattr__(self, "out", out)
+        if keep not in (None, "moved", "source"):
+            raise ValueError(f"Placement: keep is 'moved' or 'source', got {keep!r}")
+        for name, value in (("input", input), ("out", out), ("keep", keep)):
+            object.__setattr__(self, name, value)
         object.__setattr__(self, "parameters", parameters)
+        object.__setattr__(self, "options", dict(options or {}))
+
+    def __repr__(self) -> str:
+        given = {"input": self.input, "out": self.out, **self.parameters, "keep": self.keep, **self.options}
+        return f"Placement({', '.join(f'{name}={value!r}' for name, value in given.items() if value is not None)})"
 
 
 Entry = Column | Row | Placement | Layout
@@ -98,7 +120,7 @@ def parallelize(model: Module, plan: Mapping[str, Entry]) -> Module:
     modules = dict(model.named_modules())
     parameters = dict(model.named_parameters())
     layouts: dict[str, Layout] = {}
-    borders: list[tuple[Module, str, Layout]] = []
+    settings: list[tuple[Any, str, Any]] = []
     for pattern, entry in plan.items():
         if isinstance(entry, Layout):
             for name in _matching(pattern, parameters, "parameter"):
@@ -108,14 +130,16 @@ def parallelize(model: Module, plan: Mapping[str, Entry]) -> Module:
             module = modules[name]
             for own, layout in _layouts(name, module, entry).items():
                 layouts[f"{name}.{own}" if name else own] = layout
-            borders += [(module, "layout", entry.input)] * (entry.input is not None)
-            borders += [(module, "out", entry.out)] * (entry.out is not None)
+            settings += [(module, "layout", entry.input)] * (entry.input is not None)
+            settings += [(module, "out", entry.out)] * (entry.out is not None)
+            if isinstance(entry, Placement):
+                settings += _settings(name, module, entry)
     for name, layout in layouts.items():
         _check(name, parameters, layout)
     for name, layout in layouts.items():
         relayout_(parameters[name], layout)
-    for module, what, layout in borders:
-        setattr(module, what, layout)
+    for holder, what, value in settings:
+        setattr(holder, what, value)
     return model
 
 
@@ -126,6 +150,15 @@ def _matching(pattern: str, names: Mapping[str, Any], kind: str) -> list[str]:
         hint = f"; near names: {', '.join(near)}" if near else ""
         raise ValueError(f"parallelize: the pattern {pattern!r} matches no {kind}{hint}")
     return found
+
+
+def _settings(name: str, module: Module, entry: Placement) -> list[tuple[Any, str, Any]]:
+    """What an entry sets beside layouts: attributes of the module, and what is saved of its parameters."""
+    for option in entry.options:
+        if not hasattr(module, option):
+            raise ValueError(f"parallelize: a {type(module).__name__} ({name or 'the model'}) has no option {option!r}")
+    kept = [p for p in module._parameters.values() if p is not None and entry.keep is not None]
+    return [(module, *option) for option in entry.options.items()] + [(p, "keep", entry.keep) for p in kept]
 
 
 def _layouts(name: str, module: Module, entry: Column | Row | Placement) -> dict[str, Layout]:
