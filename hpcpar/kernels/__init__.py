@@ -10,8 +10,10 @@ from __future__ import annotations
 from . import memory, outline
 from .arrays import array_module, empty_channels_last, is_channels_last, last, memory_view, to_channels_last
 from .bfloat16 import bfloat16_missing, require_bfloat16, round_to_bfloat16
+from .generic import attention as _attention
 from .generic import conv as _conv
 from .generic import elementwise as _elementwise
+from .generic import embedding as _embedding
 from .generic import norm as _norm
 from .generic import optimizer as _optimizer
 from .generic import pool as _pool
@@ -23,6 +25,7 @@ from .generic.norm import merge_equal, merge_moments
 from .generic.pool import lowest
 from .generic.special import erf
 from .registry import KernelWarning, available, describe, operation, use
+from .visible import AttentionDropout, Visible
 
 memory.raise_malloc_thresholds()
 
@@ -70,12 +73,19 @@ silu = operation("elementwise", _elementwise.silu)
 silu_backward = operation("elementwise", _elementwise.silu_backward)
 apply_mask = operation("elementwise", _elementwise.apply_mask)
 
+take_rows = operation("embedding", _embedding.take_rows)
+add_rows = operation("embedding", _embedding.add_rows)
+
 softmax = operation("softmax", _softmax.softmax)
 softmax_backward = operation("softmax", _softmax.softmax_backward)
 log_softmax = operation("softmax", _softmax.log_softmax)
 log_softmax_backward = operation("softmax", _softmax.log_softmax_backward)
 cross_entropy_forward = operation("softmax", _softmax.cross_entropy_forward)
 cross_entropy_backward = operation("softmax", _softmax.cross_entropy_backward)
+
+attention_forward = operation("attention", _attention.attention_forward)
+attention_merge = operation("attention", _attention.attention_merge)
+attention_backward = operation("attention", _attention.attention_backward)
 
 random_uniform = operation("random", _random.random_uniform, array="like")
 random_normal = operation("random", _random.random_normal, array="like")
@@ -100,8 +110,10 @@ __all__ = [
     "row_moments", "row_squares", "row_normalize", "row_grad_sums", "row_grad_input",
     "leaky_relu", "leaky_relu_backward", "gelu", "gelu_backward", "sigmoid", "sigmoid_backward", "tanh",
     "tanh_backward", "silu", "silu_backward", "apply_mask", "erf",
+    "take_rows", "add_rows",
     "softmax", "softmax_backward", "log_softmax", "log_softmax_backward",
     "cross_entropy_forward", "cross_entropy_backward",
+    "Visible", "AttentionDropout", "attention_forward", "attention_merge", "attention_backward",
     "random_uniform", "random_normal", "dropout_mask",
     "sgd_step", "adam_step", "adamw_step", "add_into", "pack", "unpack",
 ]

@@ -32,7 +32,9 @@ PREFERENCE: dict[str, tuple[str, ...]] = {
     "norm": ("numba", "numpy"),
     "rows": ("numba", "numpy"),
     "elementwise": ("numba", "numpy"),
+    "embedding": ("numba", "numpy"),
     "softmax": ("numba", "numpy"),
+    "attention": ("numba", "numpy"),
     "random": ("numba", "numpy"),
     "optimizer": ("numba", "numpy"),
 }

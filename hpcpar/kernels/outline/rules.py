@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from ..generic.attention import check as check_attention
+from ..generic.attention import work_dtype
 from ..generic.conv import check
 from ..generic.pool import index_dtype, pool_sizes
 from .arrays import Outline, empty, empty_as
@@ -193,6 +195,45 @@ def cross_entropy_backward(
     class_weight: Array | None = None,
 ) -> Array:  # fmt: skip
     return channels_last(logits.shape, logits.dtype)
+
+
+# ---- tables
+
+
+def take_rows(table: Array, index: Array) -> Array:
+    return empty((*index.shape, table.shape[1]), table.dtype)
+
+
+def add_rows(g: Array, index: Array, rows: int) -> Array:
+    return empty((rows, g.shape[index.ndim]), g.dtype)
+
+
+# ---- attention
+
+
+def _heads(shape: Shape, dtype: Any) -> Array:
+    n, h, length, e = shape
+    return empty((n, length, h, e), dtype).transpose(0, 2, 1, 3)
+
+
+def attention_forward(
+    query: Array, key: Array, value: Array, scale: float, visible: Any, dropout: Any = None
+) -> tuple[Array, Array]:
+    check_attention(query, key, value)
+    shape = (*query.shape[:3], value.shape[3])
+    return _heads(shape, query.dtype), empty(shape[:3], work_dtype(query))
+
+
+def attention_merge(out_a: Array, lse_a: Array, out_b: Array, lse_b: Array) -> tuple[Array, Array]:
+    return out_a, lse_a
+
+
+def attention_backward(
+    g: Array, query: Array, key: Array, value: Array, out: Array, lse: Array, scale: float, visible: Any,
+    dropout: Any = None, mask_gradient: bool = False,
+) -> tuple[Array, ...]:  # fmt: skip
+    gradients = tuple(_heads(a.shape, a.dtype) for a in (query, key, value))
+    return (*gradients, empty(visible.mask.shape, work_dtype(query))) if mask_gradient else gradients
 
 
 # ---- random numbers
