@@ -1,8 +1,8 @@
-"""How a network for volumes lies on a mesh: which axes split samples, channels and space."""
+"""How a network lies on a mesh: which axes split samples, channels, space or the tokens of a text."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Protocol
 
@@ -17,18 +17,34 @@ Axes = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Spread:
-    """The axes that split samples, the channels of weights, and the spatial dims.
+    """The axes that split samples, the channels of weights, and the extent of a sample; and how transformers use them.
 
     Attributes
     ----------
     batch, channels : tuple of str
     space : tuple of (tuple of str)
         For depth, height and width.
+    sequence : tuple of str
+        For the tokens of a text.
+    sequence_parallel : bool
+        Between the split parts of a block, tokens are split by `channels` too: all-gathers and reduce-scatters take
+        the place of all-reduces, with the same bytes, and activations there take 1/p of the memory.
+    context : {"auto", "ring", "all_to_all", "gather"}
+        How attention serves a split of the tokens; see `functional.scaled_dot_product_attention`.
+    order : {"natural", "zigzag"}
+        The order in which tokens lie; zigzag gives each rank of a split sequence equal work in causal attention.
+    shard_weights : bool
+        Weights are also split by `batch`, and gathered where they are used.
     """
 
     batch: Axes = ("batch",)
     channels: Axes = ("model",)
     space: tuple[Axes, ...] = (("depth",), ("height",), ("width",))
+    sequence: Axes = ("sequence",)
+    sequence_parallel: bool = False
+    context: str = "auto"
+    order: str = "natural"
+    shard_weights: bool = False
 
     def on(self, mesh: Mesh) -> Spread:
         """Return the same without axes that the mesh does not have."""
@@ -36,7 +52,13 @@ class Spread:
         def there(axes: Axes) -> Axes:
             return tuple(a for a in axes if a in mesh.shape)
 
-        return Spread(there(self.batch), there(self.channels), tuple(there(s) for s in self.space))
+        return replace(
+            self,
+            batch=there(self.batch),
+            channels=there(self.channels),
+            space=tuple(there(s) for s in self.space),
+            sequence=there(self.sequence),
+        )
 
     @property
     def volume(self) -> Layout:
@@ -47,6 +69,11 @@ class Spread:
     def labels(self) -> Layout:
         """Layout of (N, D, H, W)."""
         return Layout(self.batch, *self.space)
+
+    @property
+    def tokens(self) -> Layout:
+        """Layout of texts (N, S)."""
+        return Layout(self.batch, self.sequence)
 
     @property
     def samples(self) -> Layout:

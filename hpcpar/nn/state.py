@@ -10,6 +10,7 @@ import numpy as np
 
 from hpcpar.kernels import array_module
 from hpcpar.layout.layout import Layout
+from hpcpar.ops.shape import reshape_groups
 from hpcpar.signature import signature
 from hpcpar.tensors import Tensor
 from hpcpar.transport.device import is_device, like, to_host
@@ -122,11 +123,21 @@ def _block(target: Tensor, value: Any) -> Any:
 
 
 def _flat_block(target: Tensor, value: Any) -> Any:
-    """Block of a value whose dims after the first are merged: only the rows that are needed are read."""
-    rows, *rest = _box(target)
-    part = np.asarray(value[rows])
-    assert prod(part.shape[1:]) == prod(target.shape[1:]), f"{part.shape} for {target.shape}"
-    return part.reshape(part.shape[0], *target.shape[1:])[(slice(None), *rest)]
+    """Block of a value in which dims of the target are merged: of a merged dim only the rows that are needed are read.
+
+    A dim of the value stands for one or several of the target (heads and their depth; channels and a window).
+    """
+    box, wanted, shape, inner = _box(target), [], [], []
+    if not prod(target.shape):
+        return np.zeros(target.shard.shape, target.dtype)
+    for old, (new,) in reshape_groups(target.shape, tuple(value.shape)):
+        first = next((d for d in old if target.shape[d] != 1), old[0])
+        row = prod(target.shape[d] for d in old if d > first)
+        wanted.append(slice(box[first].start * row, box[first].stop * row))
+        shape += [box[d].stop - box[d].start if d == first else target.shape[d] for d in old]
+        inner += [slice(None) if d == first else box[d] for d in old]
+        assert prod(target.shape[d] for d in old) == value.shape[new], f"{value.shape} for {target.shape}"
+    return np.asarray(value[tuple(wanted)]).reshape(shape)[tuple(inner)]
 
 
 def _box(target: Tensor) -> tuple[slice, ...]:
