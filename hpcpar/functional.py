@@ -30,6 +30,7 @@ from hpcpar.ops.elementwise import (
     to,
     where,
 )  # fmt: skip
+from hpcpar.ops.embedding import embedding
 from hpcpar.ops.gather import crop, flip, pad, roll
 from hpcpar.ops.join import cat, stack
 from hpcpar.ops.layer_norm import layer_norm

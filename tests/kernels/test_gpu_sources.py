@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from hpcpar import kernels
-from hpcpar.kernels.generic import elementwise, norm, optimizer, pool, random, softmax
+from hpcpar.kernels.generic import elementwise, embedding, norm, optimizer, pool, random, softmax
 from hpcpar.kernels.gpu import elementwise as gpu_elementwise
+from hpcpar.kernels.gpu import embedding as gpu_embedding
 from hpcpar.kernels.gpu import launch as launcher
 from hpcpar.kernels.gpu import norm as gpu_norm
 from hpcpar.kernels.gpu import optimizer as gpu_optimizer
@@ -153,6 +154,14 @@ def test_cross_entropy(draw, dtype, rng):
     for more in ((), (smooth,), (smooth, rng.random(4).astype(dtype))):
         close(gpu_softmax.cross_entropy_backward(x, target, lse, soft, hard, *more),
               softmax.cross_entropy_backward(x, target, lse, soft, hard, *more), dtype, 4)
+
+
+def test_tables(draw, dtype, rng):
+    index = rng.integers(-2, 9, (3, 20))
+    np.testing.assert_array_equal(gpu_embedding.take_rows(table := draw(7, 5), index),
+                                  embedding.take_rows(table, index))
+    g = rng.standard_normal((3, 20, 5)).astype(dtype)
+    close(gpu_embedding.add_rows(g, index, 7), embedding.add_rows(g, index, 7), dtype, 4)
 
 
 def test_optimizers(draw, dtype):

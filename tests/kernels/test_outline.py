@@ -179,6 +179,8 @@ def cases() -> dict[str, tuple]:
         "log_softmax_backward": (x, x, 1),
         "cross_entropy_forward": (x, target),
         "cross_entropy_backward": (x, target, line, line, line),
+        "take_rows": (rng.standard_normal((7, 3)), target),
+        "add_rows": (rng.standard_normal((*target.shape, 3)), target, 7),
     }
 
 
