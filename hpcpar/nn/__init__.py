@@ -21,6 +21,7 @@ from hpcpar.nn.activation import (
 from hpcpar.nn.container import ModuleDict, ModuleList, Sequential
 from hpcpar.nn.conv import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d, set_compute_dtype
 from hpcpar.nn.defaults import default_dtype, get_default_dtype, set_default_dtype
+from hpcpar.nn.embedding import Embedding
 from hpcpar.nn.linear import Linear
 from hpcpar.nn.loss import CrossEntropyLoss, DiceLoss, L1Loss, MSELoss
 from hpcpar.nn.module import Module, Removable, relayouts
@@ -83,12 +84,12 @@ __all__ = [
     "AdaptiveMaxPool3d", "AvgPool1d", "AvgPool2d", "AvgPool3d", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d",
     "CircularPad1d", "CircularPad2d", "CircularPad3d", "ConstantPad1d", "ConstantPad2d", "ConstantPad3d", "Conv1d",
     "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "CrossEntropyLoss", "DiceLoss",
-    "Dropout", "Flatten", "GELU", "GroupNorm", "Identity", "InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d",
-    "L1Loss", "LPPool1d", "LPPool2d", "LPPool3d", "LayerNorm", "LeakyReLU", "Linear", "LocalResponseNorm",
-    "LogSoftmax", "MSELoss", "MaxPool1d", "MaxPool2d", "MaxPool3d", "MaxUnpool1d", "MaxUnpool2d", "MaxUnpool3d",
-    "Module", "ModuleDict", "ModuleList", "Parameter", "PixelShuffle", "PixelUnshuffle", "RMSNorm", "ReLU",
-    "ReflectionPad1d", "ReflectionPad2d", "ReflectionPad3d", "Removable", "ReplicationPad1d", "ReplicationPad2d",
-    "ReplicationPad3d", "Sequential", "SiLU", "Sigmoid", "Softmax", "Tanh", "Upsample", "ZeroPad1d", "ZeroPad2d",
-    "ZeroPad3d", "default_dtype", "get_default_dtype", "init", "relayouts", "set_compute_dtype",
+    "Dropout", "Embedding", "Flatten", "GELU", "GroupNorm", "Identity", "InstanceNorm1d", "InstanceNorm2d",
+    "InstanceNorm3d", "L1Loss", "LPPool1d", "LPPool2d", "LPPool3d", "LayerNorm", "LeakyReLU", "Linear",
+    "LocalResponseNorm", "LogSoftmax", "MSELoss", "MaxPool1d", "MaxPool2d", "MaxPool3d", "MaxUnpool1d", "MaxUnpool2d",
+    "MaxUnpool3d", "Module", "ModuleDict", "ModuleList", "Parameter", "PixelShuffle", "PixelUnshuffle", "RMSNorm",
+    "ReLU", "ReflectionPad1d", "ReflectionPad2d", "ReflectionPad3d", "Removable", "ReplicationPad1d",
+    "ReplicationPad2d", "ReplicationPad3d", "Sequential", "SiLU", "Sigmoid", "Softmax", "Tanh", "Upsample", "ZeroPad1d",
+    "ZeroPad2d", "ZeroPad3d", "default_dtype", "get_default_dtype", "init", "relayouts", "set_compute_dtype",
     "set_default_dtype",
 ]  # fmt: skip

@@ -116,7 +116,7 @@ class Module:
         if parameter is not None and not isinstance(parameter, Parameter):
             raise TypeError(f"parameter {name!r} of {type(self).__name__} is a {type(parameter).__name__}")
         self._place(self._parameters, name, parameter)
-        if parameter is not None:
+        if parameter is not None and not parameter.name:  # else it is shared, and keeps its first name
             parameter.name = _join(self.full_name, name)
 
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
@@ -137,10 +137,10 @@ class Module:
     register_module = add_module
 
     def _take_name(self, name: str) -> None:
-        """Renew the full names of everything below."""
-        self.__dict__["full_name"] = name
+        """Renew the full names of everything below; a parameter that has its name elsewhere, being shared, keeps it."""
+        before, self.__dict__["full_name"] = self.full_name, name
         for key, parameter in self._parameters.items():
-            if parameter is not None:
+            if parameter is not None and parameter.name == _join(before, key):
                 parameter.name = _join(name, key)
         for key, child in self.named_children():
             child._take_name(_join(name, key))

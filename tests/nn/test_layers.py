@@ -254,3 +254,32 @@ def test_dice_loss_of_a_perfect_prediction_is_zero(mesh):
     assert loss.item() == pytest.approx(0, abs=1e-12)
     wrong = np.roll(perfect, 1, axis=1)
     assert nn.DiceLoss(smooth=1e-9)(hp.tensor(wrong), hp.tensor(target)).item() == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["whole", "column", "row"])
+@pytest.mark.parametrize("padding", [None, -2])
+def test_embedding(mesh, adopt, kind, padding):
+    twin = tn.Embedding(7, 6, padding, dtype=torch.float64)
+    module = nn.Embedding(7, 6, padding)
+    adopt(module, twin)
+    if kind != "whole":
+        hp.parallelize(module, {"": hp.Column("model") if kind == "column" else hp.Row("model")})
+    index, weights = np.random.default_rng(3).integers(0, 7, (5, 4)), array(5, 4, 6)
+    y, expected = module(hp.tensor(index, layout=Layout("batch"))), twin(torch.tensor(index))
+    assert_close_everywhere(mesh.world, y.numpy(), expected.detach().numpy(), 1e-12, "output")
+    (y * hp.tensor(weights)).sum().backward()
+    (expected * torch.tensor(weights)).sum().backward()
+    assert_close_everywhere(mesh.world, module.weight.grad.numpy(), twin.weight.grad.numpy(), 1e-11, "gradient")
+    assert repr(module).startswith(repr(twin)[:-1])
+
+
+def test_an_embedding_starts_normal_under_every_layout_with_zeros_at_its_padding(mesh):
+    hp.manual_seed(3)
+    whole = nn.Embedding(400, 50, 7).weight.numpy()
+    hp.manual_seed(3)
+    split = nn.Embedding(400, 50, 7, layouts={"weight": Layout("model")}).weight
+    assert split.layout == Layout("model").on((400, 50), mesh.shape)
+    np.testing.assert_array_equal(split.numpy(), whole)
+    assert not whole[7].any() and abs(whole.mean()) < 0.03 and abs(whole.std() - 1) < 0.02
+    with pytest.raises(ValueError, match="padding_idx is 400, the table has 400 rows"):
+        nn.Embedding(400, 50, 400)
