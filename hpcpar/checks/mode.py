@@ -49,10 +49,8 @@ class Checker:
         if mesh.virtual:
             return
         operands = ", ".join(f"{t.sig!r} {t.dtype}" for t in tensors)
-        everyone = mesh.world.gather_objects(f"{_name(op)} on {operands}")
-        for rank, text in enumerate(everyone):
-            if text != everyone[0]:
-                raise CheckError(f"operation {self.count} differs: rank 0 applies {everyone[0]}; rank {rank} {text}")
+        everyone = mesh.world.gather_objects((messages.OPERATION, f"{_name(op)} on {operands}"))
+        messages.same_call(f"operation {self.count} differs", everyone)
 
     def after(
         self, op: Op, rule: Rule, tensors: tuple[Tensor, ...], arrays: list[Any], out: Tensor, extra: Any
@@ -114,7 +112,7 @@ class _Note(NamedTuple):
 def _check_adjoint(where: str, node: Node, note: _Note, g: Any, gradients: Any) -> None:
     """Compare ``<g, y>`` with ``<dx, x>`` for the operands that `Op.linear` names."""
     op, rule, count = node.op, node.rule, len(note.arrays)
-    together = range(count) if op.linear == "sum" else range(2, count)
+    together = {"sum": range(count), "value": ()}.get(op.linear, range(2, count))
     if any(gradients[i] is None for i in together):  # of an operand that needs none
         saved = node.saved.fetch() if isinstance(node.saved, Saved) else node.saved
         gradients = op.backward(rule, saved, g, (True,) * count)
@@ -128,6 +126,9 @@ def _check_adjoint(where: str, node: Node, note: _Note, g: Any, gradients: Any) 
     within = max(tolerance(*(a.dtype for a in (g, note.result, *note.arrays))), op.rounding(rule) ** 0.6)
     if op.linear == "sum":
         _must_agree(where, "all operands together", left, added, within)
+    elif op.linear == "value":
+        if 2 in right:
+            _must_agree(where, "the value", left, right[2], within)
     elif op.linear == "shift":
         number = Value(ones.value * note.extra, ones.scale * abs(note.extra))
         _must_agree(where, "operand 0 and the number added", left, _sum([right[0], number]), within)

@@ -10,6 +10,8 @@ import numpy as np
 class CheckError(AssertionError):
     """Something is not what it claims; raised on all ranks that took part, with the same text."""
 
+    everywhere = True
+
 
 class Value(NamedTuple):
     """A sum, and the root of the sum of its squared terms: what rounding is compared with."""

@@ -8,6 +8,8 @@ from types import TracebackType
 
 from mpi4py import MPI
 
+from hpcpar.transport import farewell
+
 EXIT_CRASH = 1
 EXIT_USER_ERROR = 2
 
@@ -24,6 +26,8 @@ def abort(code: int = EXIT_CRASH) -> None:
 def install_excepthook() -> None:
     """Make an uncaught exception print its rank and traceback once and abort the job; idempotent.
 
+    An exception with a true attribute `everywhere` is raised on all ranks that take part in something: one of them
+    shows the traceback, after it has heard whether the others say the same.
     With one rank the interpreter's own hook is kept: there is nobody else to stop.
     """
     global _installed
@@ -38,6 +42,12 @@ def install_excepthook() -> None:
             return
         rank, size = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
         text = "".join(traceback.format_exception(kind, value, trace))
+        if getattr(value, "everywhere", False):
+            said = str(value)
+            _, heard = farewell.agree_to_leave(said)
+            if not heard:  # rank 0 shows it, and ends the job
+                abort(EXIT_CRASH)
+            text += heard.removeprefix(said).lstrip("\n")
         # one write, so that the lines of several failing ranks do not mix
         sys.stderr.write(f"rank {rank} of {size} failed and stops the job:\n{text}")
         abort(EXIT_CRASH)

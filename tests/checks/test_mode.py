@@ -258,18 +258,31 @@ def test_an_error_that_is_its_own_adjoint_is_found_by_the_fingerprints_of_two_ru
 def test_ranks_that_apply_different_operations_are_both_named() -> None:
     mesh = mesh_of_all()
     x = operand(np.ones((4, 4)), mesh, Layout("a"))
-    with checked(), pytest.raises(CheckError, match=r"operation 1 differs: rank 0 applies mul on .*; rank 1 add on"):
+    both = r"operation 1 differs: rank 0 applies mul on .*; rank 1 applies add on"
+    with checked(), pytest.raises(CheckError, match=both):
         _ = x * x if mesh.rank == 0 else x + x
+
+
+@pytest.mark.ranks(min=2)
+def test_an_operation_that_meets_a_collective_is_named_on_both_sides() -> None:
+    mesh = mesh_of_all()
+    x = operand(np.ones((4, 4)), mesh, Layout("a"))
+    both = r"rank 0 applies exp on \(4, 4\).*; rank 1 calls all_reduce of sum of \(3,\) float64$"
+    with checked(), pytest.raises(CheckError, match=both):
+        _ = F.exp(x) if mesh.rank == 0 else mesh.world.all_reduce(np.ones(3))
+    other = r"rank 0 calls all_reduce of sum of \(3,\) float64; rank 1 applies exp on \(4, 4\).*float64$"
+    with checked(), pytest.raises(CheckError, match=other):
+        _ = F.exp(x) if mesh.rank > 0 else mesh.world.all_reduce(np.ones(3))
 
 
 @pytest.mark.ranks(min=2)
 def test_ranks_with_different_shapes_or_dtypes_are_both_named() -> None:
     mesh = mesh_of_all()
     x = operand(np.ones(4 if mesh.rank == 0 else 5), mesh)
-    with checked(), pytest.raises(CheckError, match=r"rank 0 applies exp on \(4,\).*rank 1 exp on \(5,\)"):
+    with checked(), pytest.raises(CheckError, match=r"rank 0 applies exp on \(4,\).*rank 1 applies exp on \(5,\)"):
         F.exp(x)
     x = operand(np.ones(4, np.float32 if mesh.rank == 0 else np.float64), mesh)
-    with checked(), pytest.raises(CheckError, match=r"float32; rank 1 exp on .* float64"):
+    with checked(), pytest.raises(CheckError, match=r"float32; rank 1 applies exp on .* float64"):
         F.exp(x)
 
 
@@ -280,9 +293,9 @@ def test_different_collectives_and_shapes_stop_before_the_message(comm: MPI.Comm
     with checked():
         with pytest.raises(CheckError, match=r"along model differ: rank 0 calls all_reduce.*rank 1 calls broadcast"):
             c.all_reduce(np.ones(3)) if first else c.broadcast(np.ones(3))
-        with pytest.raises(CheckError, match=r"sum of \(3,\) float64, rank 1 calls all_reduce of sum of \(4,\)"):
+        with pytest.raises(CheckError, match=r"sum of \(3,\) float64; rank 1 calls all_reduce of sum of \(4,\)"):
             c.all_reduce(np.ones(3 if first else 4))
-        with pytest.raises(CheckError, match=r"sum of .*, rank 1 calls all_reduce of max of"):
+        with pytest.raises(CheckError, match=r"sum of .*; rank 1 calls all_reduce of max of"):
             c.all_reduce(np.ones(3), "sum" if first else "max")
         with pytest.raises(CheckError, match=r"of which this one is \(5,\)"):
             c.all_gather(np.ones(3 if first else 5), [(3,)] * c.size)
