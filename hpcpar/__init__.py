@@ -41,6 +41,7 @@ _HOME = {
     "Column": "hpcpar.parallel",
     "Row": "hpcpar.parallel",
     "Placement": "hpcpar.parallel",
+    "grids": "hpcpar.parallel",
 }
 _MODULES = (
     "checks", "functional", "nn", "optim", "primitives", "testing", "models", "data", "parallel", "transport",
