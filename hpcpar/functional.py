@@ -9,6 +9,7 @@ from hpcpar.ops.adaptive import (
     adaptive_max_pool2d,
     adaptive_max_pool3d,
 )
+from hpcpar.ops.attention import scaled_dot_product_attention
 from hpcpar.ops.conv import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
 from hpcpar.ops.elementwise import (
     abs,

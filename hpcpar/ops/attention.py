@@ -1,0 +1,270 @@
+"""Scaled dot-product attention under any layouts of samples, heads and tokens.
+
+Samples and heads are independent: their splits cost no message. Tokens that are split are served by one of the schemes
+of `hpcpar.ops.context`. The matrix of scores is never there as a whole, neither forward nor backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hpcpar import kernels
+from hpcpar import random as _random
+from hpcpar.kernels import AttentionDropout, Visible
+from hpcpar.layout.layout import LayoutError
+from hpcpar.layout.sequence import Window, positions, visible_pairs
+from hpcpar.ops.attention_layouts import NAME, AttentionLayouts, attention_layouts
+from hpcpar.ops.core import Op, Rule, as_tensor
+from hpcpar.ops.shape import unsqueeze
+from hpcpar.signature import Signature
+from hpcpar.tensors import Tensor
+
+ORDERS = ("natural", "zigzag")
+CONTEXTS = ("auto", "ring", "all_to_all", "gather")
+
+
+class Sight(NamedTuple):
+    """What decides which keys a query sees, as far as it is the same in every call: part of the rule of the operation.
+
+    Attributes
+    ----------
+    turns : int
+        Among how many ranks the tokens are laid out in zigzag; 1 is the natural order.
+    documents, mask : bool
+        Whether there are such operands.
+    """
+
+    causal: bool = False
+    window: Window = None
+    turns: int = 1
+    documents: bool = False
+    mask: bool = False
+
+
+class Numbers(NamedTuple):
+    """What may change from call to call: the factor of the scores; seed, stream and probability of dropout."""
+
+    scale: float
+    dropout: tuple[int, int, float] | None
+
+
+class AttentionPlan:
+    """Where the queries and keys of this rank are, and how they are handed to the kernels."""
+
+    def __init__(self, lay: AttentionLayouts, sight: Sight) -> None:
+        self.sight, self.heads, self.out = sight, lay.heads, lay.out
+        query, key = lay.moves[:2]
+        self.scores = (*query.shape[:3], key.shape[2])
+        self.offset = (query.box[0][0], query.box[1][0])
+        self.queries, self.key_heads = query.box[2], key.local_shape[1]
+        self.q_positions = self.positions_of(query.shape[2], self.queries)
+        self.k_positions = self.positions_of(key.shape[2], key.box[2])
+
+    def positions_of(self, n: int, block: tuple[int, int]) -> np.ndarray | None:
+        """Positions of a block of tokens; None for all of them in the natural order."""
+        whole = block == (0, n) and self.sight.turns == 1
+        return None if whole else positions(n, self.sight.turns)[slice(*block)]
+
+    def operands(self, arrays: Sequence[Any]) -> tuple[Any, Any, Any, Any, Any]:
+        """Return query, key and value with the heads in use, documents, mask; None where there is none."""
+        query, key, value, *rest = arrays
+        documents = rest.pop(0) if self.sight.documents else None
+        mask = rest.pop(0) if self.sight.mask else None
+        return query, self.heads.take(key), self.heads.take(value), documents, mask
+
+    def visible(self, documents: Any, mask: Any) -> Visible:
+        """The conditions for the keys at hand."""
+        mine = None if documents is None else documents[:, slice(*self.queries)]
+        return Visible(self.sight.causal, self.sight.window, self.q_positions, self.k_positions, mine, documents, mask)
+
+    def dropout(self, numbers: Numbers) -> AttentionDropout | None:
+        """The dropout of the kernels."""
+        return None if numbers.dropout is None else AttentionDropout(*numbers.dropout, self.scores, self.offset)
+
+
+class Attention(Op):
+    """Attention of queries to keys that are all here, whole or not needed elsewhere: no message."""
+
+    name = "attention"
+    linear = "value"
+
+    def rule(self, sigs: tuple[Signature, ...], sight: Sight) -> Rule:
+        lay = attention_layouts(sigs, sight.documents, sight.mask)
+        if lay.keys_split:
+            raise LayoutError(f"{NAME}: the tokens of key and value are split: {sigs[1]!r}; gather them first")
+        return Rule(lay.out, lay.moves, lay.grads, sigs, AttentionPlan(lay, sight))
+
+    def forward(self, rule: Rule, arrays: Sequence[Any], extra: Numbers) -> tuple[Any, Any]:
+        plan: AttentionPlan = rule.plan
+        query, key, value, documents, mask = plan.operands(arrays)
+        visible, dropout = plan.visible(documents, mask), plan.dropout(extra)
+        out, lse = kernels.attention_forward(query, key, value, extra.scale, visible, dropout)
+        return out, (*arrays, out, lse, extra)
+
+    def backward(self, rule: Rule, saved: Any, g: Any, needs: tuple[bool, ...]) -> Sequence[Any]:
+        plan: AttentionPlan = rule.plan
+        *arrays, out, lse, extra = saved
+        query, key, value, documents, mask = plan.operands(arrays)
+        visible, dropout = plan.visible(documents, mask), plan.dropout(extra)
+        wanted = plan.sight.mask and needs[-1]
+        dq, dk, dv, *dmask = kernels.attention_backward(
+            g, query, key, value, out, lse, extra.scale, visible, dropout, wanted
+        )
+        grads = [dq, plan.heads.give_back(dk, plan.key_heads), plan.heads.give_back(dv, plan.key_heads)]
+        grads += [None] * (len(needs) - 3)
+        if wanted:
+            grads[-1] = dmask[0].astype(mask.dtype, copy=False)
+        return grads
+
+    def flops(self, rule: Rule) -> int:
+        """Of the pairs that causal and window leave; two products a pair."""
+        (n, h, length, keys), sight = rule.plan.scores, rule.plan.sight
+        pairs = visible_pairs(length, keys, sight.causal, sight.window)
+        return 2 * n * h * pairs * (rule.grads[0].shape[3] + rule.out.shape[3])
+
+
+_attention = Attention()
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    window: tuple[int, int] | None = None,
+    documents: Any = None,
+    order: str = "natural",
+    context: str = "auto",
+) -> Tensor:
+    """Return ``softmax(query @ key.T * scale + attn_mask) @ value``, as torch's function of this name.
+
+    Parameters
+    ----------
+    query : Tensor
+        (N, H, L, E), or (H, L, E), or (L, E).
+    key, value : Tensor
+        (N, G, S, E) and (N, G, S, V), or without N, or without both. G is H, or with `enable_gqa` a divisor of it.
+    attn_mask : bool or float Tensor or array, optional
+        Broadcasts to (N, H, L, S), where L and S count tokens as they lie in memory. True: may be seen; floats, of the
+        dtype of the query, are added to the scores. A float mask gets a gradient if it requires one.
+    dropout_p : float
+        Probability that a weight is dropped, in training or not, as in torch. The mask depends on the seed, the number
+        of the call and (sample, head, positions): it is the same under every layout and order of tokens.
+    is_causal : bool
+        A query sees keys at its own position and before. Positions count from 0 in queries and in keys: with L != S
+        the triangle starts at the upper left, as in torch.
+    scale : float, optional
+        ``E ** -0.5`` by default.
+    enable_gqa : bool
+        Query head h has the keys of head ``h // (H // G)`` (grouped queries, Ainslie et al. 2023).
+    window : (int, int), optional
+        (left, right): a query at position i sees keys from ``i - left`` to ``i + right`` only.
+    documents : int Tensor or array, optional
+        (N, S) for self-attention: a query sees the keys of its own document. Any numbers; padding is a document too.
+    order : {"natural", "zigzag"}
+        How the tokens of a split sequence lie; see `hpcpar.ops.context.zigzag`.
+    context : {"auto", "ring", "all_to_all", "gather"}
+        How a split of the tokens is served; see `hpcpar.ops.context`.
+
+    Returns
+    -------
+    Tensor (N, H, L, V)
+        Split as the query; rows that see no key are 0.
+
+    Raises
+    ------
+    ValueError
+        Shapes, dtypes or arguments that do not fit.
+    LayoutError
+        Layouts that are not served: samples and heads may be split by any axes, alike in all operands; the tokens of
+        query, key and value by the same axes (keys may also be whole); the last dim not at all. Where H is split and G
+        has fewer heads than there are parts, key and value are given with their heads together, and sliced.
+
+    Notes
+    -----
+    Layouts cost: none, but for a split of the tokens (`hpcpar.ops.context` has the closed forms), for documents that
+    are split, which are gathered once a step, and for key and value whose heads are sliced: their gradient is partial.
+    """
+    if query.ndim in (2, 3) and query.ndim == key.ndim == value.ndim:
+        if documents is not None:
+            raise ValueError(f"{NAME}: documents are of samples; query of shape {query.shape} has none")
+        result = scaled_dot_product_attention(
+            *[unsqueeze(t, 0) for t in (query, key, value)], attn_mask, dropout_p, is_causal, scale, enable_gqa,
+            window=window, order=order, context=context,
+        )  # fmt: skip
+        return result[0]
+    _check_shapes(query, key, value, enable_gqa)
+    _check_arguments(query, attn_mask, dropout_p, is_causal, window, order, context)
+    operands = [query, key, value]
+    if documents is not None:
+        operands.append(_documents(documents, query, key))
+    if attn_mask is not None:
+        operands.append(_mask(attn_mask, query, key))
+    dropout = (_random.seed(), _random.next_stream(), float(dropout_p)) if dropout_p else None
+    numbers = Numbers(query.shape[3] ** -0.5 if scale is None else float(scale), dropout)
+    reach = None if window is None else (int(window[0]), int(window[1]))
+    sight = Sight(bool(is_causal), reach, 1, documents is not None, attn_mask is not None)
+    return _attention(tuple(operands), (sight,), numbers)
+
+
+def _check_shapes(query: Tensor, key: Tensor, value: Tensor, grouped: bool) -> None:
+    shown = f"{NAME} of query {query.shape}, key {key.shape}, value {value.shape}"
+    if not query.ndim == key.ndim == value.ndim == 4:
+        raise ValueError(f"{shown}: all three have 2, 3 or 4 dims, the last ones heads, tokens and width")
+    if query.shape[0] != key.shape[0] or key.shape[:3] != value.shape[:3] or query.shape[3] != key.shape[3]:
+        raise ValueError(f"{shown}: expected (N, H, L, E), (N, G, S, E) and (N, G, S, V)")
+    h, g = query.shape[1], key.shape[1]
+    if h != g and not grouped:
+        raise ValueError(f"{shown}: {h} heads in query and {g} in key; enable_gqa=True shares the heads of the key")
+    if h != g and (g == 0 or h % g):
+        raise ValueError(f"{shown}: the {h} heads of the query do not divide into {g} groups")
+    if not query.dtype == key.dtype == value.dtype or query.dtype.kind != "f":
+        raise ValueError(
+            f"{NAME}: dtypes are {query.dtype}, {key.dtype} and {value.dtype}; one float dtype is expected"
+        )
+
+
+def _check_arguments(query: Tensor, mask: Any, p: float, causal: bool, window: Any, order: str, context: str) -> None:
+    if mask is not None and causal:
+        raise ValueError(f"{NAME}: attn_mask and is_causal exclude each other, as in torch; put both into the mask")
+    if not 0 <= p <= 1:
+        raise ValueError(f"{NAME}: dropout_p is a probability, got {p}")
+    if window is not None and (len(window) != 2 or min(window) < 0):
+        raise ValueError(f"{NAME}: a window is (left, right), both at least 0, got {window!r}")
+    if order not in ORDERS:
+        raise ValueError(f"{NAME}: order is one of {', '.join(ORDERS)}, got {order!r}")
+    if context not in CONTEXTS:
+        raise ValueError(f"{NAME}: context is one of {', '.join(CONTEXTS)}, got {context!r}")
+
+
+def _documents(documents: Any, query: Tensor, key: Tensor) -> Tensor:
+    made = documents if isinstance(documents, Tensor) else as_tensor(np.asarray(documents), query, np.dtype(np.int64))
+    n, keys = key.shape[0], key.shape[2]
+    if made.shape != (n, keys) or query.shape[2] != keys or made.dtype.kind not in "iu":
+        raise ValueError(
+            f"{NAME}: documents are integers (N, S) for self-attention, here ({n}, {keys}) with as many queries as "
+            f"keys; got {made.dtype} {made.shape} and {query.shape[2]} queries"
+        )
+    return made
+
+
+def _mask(mask: Any, query: Tensor, key: Tensor) -> Tensor:
+    if not isinstance(mask, Tensor):
+        mask = mask if hasattr(mask, "__array_function__") else np.asarray(mask)
+        mask = as_tensor(mask, query, query.dtype if mask.dtype.kind == "f" else mask.dtype)
+    if mask.dtype not in (np.dtype(bool), query.dtype):
+        raise ValueError(f"{NAME}: attn_mask is bool or {query.dtype} as the query, got {mask.dtype}")
+    shape = (*query.shape[:3], key.shape[2])
+    if mask.ndim > 4 or any(m not in (1, n) for m, n in zip(reversed(mask.shape), reversed(shape), strict=False)):
+        raise ValueError(f"{NAME}: attn_mask of shape {mask.shape} does not broadcast to {shape}")
+    while mask.ndim < 4:
+        mask = unsqueeze(mask, 0)
+    return mask
