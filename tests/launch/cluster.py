@@ -12,7 +12,8 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from hpcpar.testing.launch import launch_environment
@@ -128,6 +129,19 @@ class Cluster:
         )
         if run.returncode:
             raise RuntimeError(f"{' '.join(words)}: {run.stderr}{run.stdout}")
+
+    @contextmanager
+    def configured(self, *lines: str) -> Iterator[None]:
+        """Add lines to the configuration for a while."""
+        file = self.folder / "slurm.conf"
+        before = file.read_text()
+        try:
+            file.write_text("\n".join([before, *lines, ""]))
+            self.command(["scontrol", "reconfigure"])
+            yield
+        finally:
+            file.write_text(before)
+            self.command(["scontrol", "reconfigure"])
 
     def stop(self) -> None:
         """Cancel all jobs, wait until their processes have ended, and stop the daemons by their pid files."""

@@ -100,19 +100,37 @@ def test_mpiexec_passes_the_warning_on(cluster, job):
     assert job.stopped_at() >= 1
 
 
+def preempt(cluster, job, number):
+    """Let a job of higher priority take both nodes, and wait until the other is back in the queue."""
+    cluster.command(["sbatch", "-N2", "--ntasks-per-node=4", "--partition=urgent", "-o", "/dev/null", "--wrap=sleep 1"])
+    wait_for_state(cluster, job, number, "PENDING", Restarts="1")
+
+
 def test_a_preempted_job_comes_back_and_a_cancelled_one_does_not(cluster, job):
     if is_open_mpi():
         pytest.skip("without srun only Slurm's own helpers are told of a preemption, see docs/centres")
     number = submit(cluster, job, "--partition", "both")
     wait_for_steps(cluster, job, number)
-    cluster.command(["sbatch", "-N2", "--ntasks-per-node=4", "--partition=urgent", "-o", "/dev/null", "--wrap=sleep 1"])
-    wait_for_state(cluster, job, number, "PENDING", Restarts="1")
+    preempt(cluster, job, number)
     first = job.stopped_at()
     start_now(cluster, number)
     wait_for_steps(cluster, job, number, starts=2)
     cluster.command(["scancel", number])
     wait_for_state(cluster, job, number, "CANCELLED", Restarts="1")
     assert job.stopped_at() > first
+
+
+def test_where_preemption_sends_the_signal_of_the_job_mpiexec_passes_it_on(cluster, job):
+    mpiexec = f"{shlex.quote(os.path.join(sys.prefix, 'bin', 'mpiexec'))} -n 2"
+    launcher = () if is_open_mpi() else ("--launcher", mpiexec)  # which is mpirun there
+    with cluster.configured("SlurmctldParameters=preempt_send_user_signal"):
+        number = submit(cluster, job, "--partition", "both", *launcher)
+        wait_for_steps(cluster, job, number)
+        preempt(cluster, job, number)
+        job.end_after(job.stopped_at() + MORE_STEPS)
+        start_now(cluster, number)
+        wait_for_state(cluster, job, number, "COMPLETED", ExitCode="0:0")
+    job.assert_equals_unbroken_run(ranks=2, starts=2)
 
 
 def test_a_chain_goes_on_from_element_to_element_and_ends_with_the_training(cluster, job):
