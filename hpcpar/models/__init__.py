@@ -5,7 +5,19 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-_HOME = {"CosmoFlow": "cosmoflow", "UNet3d": "unet3d", "place": "placement", "Spread": "placement"}
+_HOME = {
+    "Cache": "cache",
+    "CosmoFlow": "cosmoflow",
+    "Decoder": "decoder",
+    "DecoderConfig": "decoder_config",
+    "Spread": "placement",
+    "UNet3d": "unet3d",
+    "gpt": "decoder",
+    "llama": "decoder",
+    "load_pretrained": "pretrained",
+    "place": "placement",
+    "save_pretrained": "pretrained",
+}
 __all__ = sorted(_HOME)
 
 

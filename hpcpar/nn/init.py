@@ -7,7 +7,8 @@ shape.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from math import prod, sqrt
 from typing import Any
 
@@ -21,6 +22,22 @@ from hpcpar.signature import signature
 from hpcpar.tensors import Parameter, Tensor
 
 Initializer = Callable[[Tensor], Any]
+
+_skipping = False
+
+
+@contextmanager
+def skipped() -> Iterator[None]:
+    """Leave new parameters as the memory has them, inside the block: they will be loaded.
+
+    Memory that nobody writes to is not there: a rank then needs only the blocks that it is given later.
+    """
+    global _skipping
+    before, _skipping = _skipping, True
+    try:
+        yield
+    finally:
+        _skipping = before
 
 
 def parameter(
@@ -58,12 +75,16 @@ def parameter(
 
 def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0) -> Tensor:
     """Fill with uniform numbers in [a, b)."""
+    if _skipping:
+        return tensor
     u = kernels.random_uniform(*_draw(tensor), dtype=np.float64, like=tensor.shard)
     return _set(tensor, u * (b - a) + a)
 
 
 def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
     """Fill with normal numbers."""
+    if _skipping:
+        return tensor
     z = kernels.random_normal(*_draw(tensor), dtype=np.float64, like=tensor.shard)
     return _set(tensor, z * std + mean)
 
@@ -75,6 +96,8 @@ def trunc_normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, a: float 
     """
     if not a < b:
         raise ValueError(f"trunc_normal_: the interval [{a}, {b}] is empty")
+    if _skipping:
+        return tensor
     # beyond 9 standard deviations the distribution function is 0 or 1 in float64
     lo, hi = (min(max((end - mean) / std, -9.0), 9.0) for end in (a, b))
     u = kernels.random_uniform(*_draw(tensor), dtype=np.float64, like=tensor.shard)
@@ -181,6 +204,7 @@ def _draw(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def _set(tensor: Tensor, value: Any) -> Tensor:
-    tensor.shard[...] = value
-    tensor.changed()
+    if not _skipping:
+        tensor.shard[...] = value
+        tensor.changed()
     return tensor

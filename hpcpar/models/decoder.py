@@ -1,0 +1,217 @@
+"""Decoder: one transformer for texts, of the GPT-2 (Radford et al. 2019) and Llama (Touvron et al. 2023) families."""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import Any
+
+import numpy as np
+
+from hpcpar import functional as F
+from hpcpar import nn
+from hpcpar.layout.layout import Layout
+from hpcpar.layout.sequence import zigzag
+from hpcpar.mesh import Mesh
+from hpcpar.models.attention import Attention, Initializer
+from hpcpar.models.cache import Cache, LayerCache
+from hpcpar.models.decoder_config import DecoderConfig
+from hpcpar.models.decoder_plan import decoder_placements
+from hpcpar.models.placement import Spread
+from hpcpar.nn import init
+from hpcpar.parallel.plan import Entry
+from hpcpar.tensors import Tensor, tensor
+
+
+class MLP(nn.Module):
+    """The hidden layer of a block: up, activation (times a gate in the gated variants), and down again."""
+
+    def __init__(self, config: DecoderConfig, weights: Initializer, residual_weights: Initializer) -> None:
+        super().__init__()
+        c = config
+        self.activation = c.activation
+        self.gate = _linear(c.width, c.hidden, c.mlp_bias, weights) if c.gated else None
+        self.up = _linear(c.width, c.hidden, c.mlp_bias, weights)
+        self.down = _linear(c.hidden, c.width, c.mlp_bias, residual_weights)
+
+    def forward(self, x: Tensor) -> Tensor:
+        kind = self.activation
+        if kind == "swiglu":
+            return self.down(F.swiglu(self.gate(x), self.up(x)))
+        if kind == "geglu":
+            return self.down(F.gelu(self.gate(x), "tanh") * self.up(x))
+        y = self.up(x)
+        if kind in ("gelu", "gelu_tanh"):
+            return self.down(F.gelu(y, "tanh" if kind == "gelu_tanh" else "none"))
+        return self.down(F.relu(y) if kind == "relu" else F.silu(y))
+
+    def extra_repr(self) -> str:
+        return self.activation
+
+
+class Block(nn.Module):
+    """Norm and attention, norm and hidden layer, each added to the stream."""
+
+    def __init__(self, config: DecoderConfig, weights: Initializer, residual_weights: Initializer) -> None:
+        super().__init__()
+        self.norm1 = _norm(config)
+        self.attention = Attention(config, weights, residual_weights)
+        self.norm2 = _norm(config)
+        self.mlp = MLP(config, weights, residual_weights)
+        self.drop = nn.Dropout(config.dropout)
+
+    def forward(
+        self, x: Tensor, positions: Tensor, documents: Tensor | None = None, cache: LayerCache | None = None
+    ) -> Tensor:
+        x = x + self.drop(self.attention(self.norm1(x), positions, documents, cache))
+        return x + self.drop(self.mlp(self.norm2(x)))
+
+
+class Decoder(nn.Module):
+    """A causal transformer: logits of the next token at each token.
+
+    Parameters
+    ----------
+    config : DecoderConfig
+
+    Attributes
+    ----------
+    order : {"natural", "zigzag"}
+        The order in which the model takes tokens, set by the plan (`Spread.order`). The model never reorders: whoever
+        makes the batches brings tokens, documents and targets into `token_order`; positions follow by themselves.
+    sequence : tuple of str
+        The mesh axes by which the plan splits tokens.
+
+    Notes
+    -----
+    With `gpt` and `llama` as in the families. Weights of the projections onto heads are kept as (heads, head_dim,
+    width), so that heads may be split by any number of ranks. `placements` is the plan; docs/transformers.md says what
+    each of its options moves.
+    """
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.config, self.logits = config, None
+        self.order, self.sequence = "natural", ()
+        weights = _normal(config.init_std)
+        residual_weights = _normal(config.init_std / sqrt(2 * config.layers))
+        self.embedding = nn.Embedding(config.vocab_size, config.width)
+        weights(self.embedding.weight)
+        learned = config.positions == "learned"
+        self.position_embedding = nn.Embedding(config.max_positions, config.width) if learned else None
+        if learned:
+            weights(self.position_embedding.weight)
+        self.drop = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(Block(config, weights, residual_weights) for _ in range(config.layers))
+        self.norm = _norm(config)
+        self.head = None if config.tied else _linear(config.width, config.vocab_size, False, weights)
+
+    def forward(
+        self, tokens: Tensor, positions: Any = None, documents: Tensor | None = None, cache: Cache | None = None
+    ) -> Tensor:
+        """Return logits (N, S, vocab_size); their vocabulary is split where the head's is.
+
+        Parameters
+        ----------
+        tokens : Tensor
+            (N, S) integers, split like `Spread.tokens`, in the model's `order`.
+        positions : Tensor or array, optional
+            (S,) or (N, S) positions in the text; 0, 1, 2, ... by default, in the model's order.
+        documents : Tensor, optional
+            (N, S) integers: tokens see those of their own document alone.
+        cache : Cache, optional
+            Of earlier calls: their tokens are seen too, and these are added. For generating, without gradients.
+        """
+        if tokens.ndim != 2 or tokens.dtype.kind not in "iu":
+            raise ValueError(f"a Decoder takes integers (N, S), got {tokens.dtype} of shape {tokens.shape}")
+        places = self._positions(tokens, positions, cache)
+        x = self.embedding(tokens)
+        if self.position_embedding is not None:
+            x = x + self.position_embedding(places)
+        x = self.drop(x)
+        for i, block in enumerate(self.blocks):
+            x = block(x, places, documents, None if cache is None else cache.layers[i])
+        return self._head(self.norm(x))
+
+    def _head(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.embedding.weight, out=self.logits) if self.head is None else self.head(x)
+
+    def _positions(self, tokens: Tensor, positions: Any, cache: Cache | None) -> Tensor:
+        """Positions as a tensor that is split as the tokens are."""
+        n, length = tokens.shape
+        if isinstance(positions, Tensor):
+            return positions
+        if positions is None:
+            self._check_length(length)
+            positions = self.token_order(length)
+        positions = np.asarray(positions)
+        if positions.shape not in ((length,), (n, length)):
+            raise ValueError(f"positions of {tokens.shape} tokens have shape {(length,)}, got {positions.shape}")
+        layout = Layout() if cache is not None else Layout(*tokens.sig.dims[2 - positions.ndim :])
+        return tensor(positions.astype(np.int64), mesh=tokens.mesh, layout=layout)
+
+    def _check_length(self, length: int) -> None:
+        if self.position_embedding is not None and length > self.config.max_positions:
+            raise ValueError(f"the model has learned {self.config.max_positions} positions, a text has {length} tokens")
+
+    def token_order(self, length: int) -> np.ndarray:
+        """Return which of the `length` tokens of a text lies at each place.
+
+        Batches for the model hold ``tokens[:, order]`` and ``targets[:, order]``; the mean loss is the same.
+        """
+        if self.order == "natural":
+            return np.arange(length)
+        return zigzag(length, self.embedding.weight.mesh.length(*self.sequence))
+
+    def placements(self, mesh: Mesh, spread: Spread) -> dict[str, Entry]:
+        """Return the plan; see `hpcpar.models.decoder_plan`."""
+        return decoder_placements(self.config, mesh, spread)
+
+    def extra_repr(self) -> str:
+        return f"{self.config.layers} layers, order={self.order!r}"
+
+
+def gpt(vocab_size: int = 50257, width: int = 768, layers: int = 12, heads: int = 12, **options: Any) -> Decoder:
+    """Return a decoder of the GPT-2 family; the defaults are its smallest member.
+
+    Parameters
+    ----------
+    **options
+        Further fields of `DecoderConfig`.
+    """
+    return Decoder(DecoderConfig(vocab_size, width, layers, heads, **options))
+
+
+def llama(
+    vocab_size: int = 128256, width: int = 4096, layers: int = 32, heads: int = 32, kv_heads: int = 8, **options: Any
+) -> Decoder:
+    """Return a decoder of the Llama family; the defaults are those of Llama 3 with 8 billion parameters.
+
+    Parameters
+    ----------
+    **options
+        Further fields of `DecoderConfig`.
+    """
+    family = {
+        "hidden": 7 * width // 2, "norm": "rms", "positions": "rotary", "max_positions": 8192, "rope_theta": 500000.0,
+        "activation": "swiglu", "attention_bias": False, "out_bias": False, "mlp_bias": False, "norm_bias": False,
+        "tied": False,
+    }  # fmt: skip
+    return Decoder(DecoderConfig(vocab_size, width, layers, heads, kv_heads, **{**family, **options}))
+
+
+def _normal(std: float) -> Initializer:
+    return lambda weight: init.normal_(weight, 0.0, std)
+
+
+def _linear(inputs: int, outputs: int, bias: bool, weights: Initializer) -> nn.Linear:
+    layer = nn.Linear(inputs, outputs, bias)
+    weights(layer.weight)
+    if bias:
+        init.zeros_(layer.bias)
+    return layer
+
+
+def _norm(config: DecoderConfig) -> nn.Module:
+    if config.norm == "rms":
+        return nn.RMSNorm(config.width, config.norm_eps)
+    return nn.LayerNorm(config.width, config.norm_eps, bias=config.norm_bias)
