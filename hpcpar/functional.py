@@ -56,5 +56,7 @@ from hpcpar.ops.resample import interpolate, upsample
 from hpcpar.ops.shape import chunk, expand, flatten, narrow, permute, reshape, split, squeeze, transpose, unsqueeze
 from hpcpar.ops.shuffle import pixel_shuffle, pixel_unshuffle
 from hpcpar.ops.unpool import max_unpool1d, max_unpool2d, max_unpool3d
+from hpcpar.ops.window_attention import window_attention
+from hpcpar.ops.windows import window_merge, window_partition
 
 __all__ = [name for name in dir() if not name.startswith("_")]

@@ -21,6 +21,7 @@ from .generic import random as _random
 from .generic import resample as _resample
 from .generic import rows as _rows
 from .generic import softmax as _softmax
+from .generic import windows as _windows
 from .generic.norm import merge_equal, merge_moments
 from .generic.pool import lowest
 from .generic.special import erf
@@ -87,6 +88,9 @@ attention_forward = operation("attention", _attention.attention_forward)
 attention_merge = operation("attention", _attention.attention_merge)
 attention_backward = operation("attention", _attention.attention_backward)
 
+window_attention_forward = operation("windows", _windows.window_attention_forward)
+window_attention_backward = operation("windows", _windows.window_attention_backward)
+
 random_uniform = operation("random", _random.random_uniform, array="like")
 random_normal = operation("random", _random.random_normal, array="like")
 dropout_mask = operation("random", _random.dropout_mask, array="like")
@@ -114,6 +118,7 @@ __all__ = [
     "softmax", "softmax_backward", "log_softmax", "log_softmax_backward",
     "cross_entropy_forward", "cross_entropy_backward",
     "Visible", "AttentionDropout", "attention_forward", "attention_merge", "attention_backward",
+    "window_attention_forward", "window_attention_backward",
     "random_uniform", "random_normal", "dropout_mask",
     "sgd_step", "adam_step", "adamw_step", "add_into", "pack", "unpack",
 ]

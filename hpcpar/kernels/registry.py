@@ -35,6 +35,7 @@ PREFERENCE: dict[str, tuple[str, ...]] = {
     "embedding": ("numba", "numpy"),
     "softmax": ("numba", "numpy"),
     "attention": ("numba", "numpy"),
+    "windows": ("numpy",),
     "random": ("numba", "numpy"),
     "optimizer": ("numba", "numpy"),
 }

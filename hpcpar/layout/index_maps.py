@@ -85,3 +85,15 @@ def piece_map(n: int, o0: int, o1: int, offset: int) -> Map:
     The pieces of all parts, one after the other, are the block.
     """
     return interval_map(n, min(max(o0 - offset, 0), n), max(min(o1 - offset, n), 0))
+
+
+def window_tokens_map(n: int, o0: int, o1: int, w: int, shift: int) -> Map:
+    """Return the elements of windows ``[o0, o1)`` of w elements each, of a dim rolled back by `shift`.
+
+    The dim of length n is first filled up to ``m = ceil(n / w) w`` elements, which windows cover; then element j of the
+    windows shows ``(j + shift) mod m``, or FILL where that is no element. Shifts are less than w.
+    """
+    if o1 <= o0:
+        return Map(0)
+    u0, u1, whole = o0 * w + shift, o1 * w + shift, -(-n // w) * w
+    return Map(u1 - u0, padded_runs(n, u0, u1, "zeros") + padded_runs(n, u0 - whole, u1 - whole, "zeros"))

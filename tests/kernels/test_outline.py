@@ -154,6 +154,7 @@ def cases() -> dict[str, tuple]:
     mean, inv = np.zeros(4), np.ones(4)
     divisors = [np.full(n, 2.0) for n in (3, 2, 3)]
     windows = ((2, 2, 2), (2, 2, 2), (0, 0, 0), divisors)
+    heads, bias, regions = rng.standard_normal((6, 2, 4, 3)), rng.standard_normal((2, 4, 4)), np.zeros((3, 4), np.int8)
     return {
         "conv_forward": (x, w, None, *geometry),
         "conv_backward_data": (y, w, x.shape, *geometry),
@@ -181,6 +182,8 @@ def cases() -> dict[str, tuple]:
         "cross_entropy_backward": (x, target, line, line, line),
         "take_rows": (rng.standard_normal((7, 3)), target),
         "add_rows": (rng.standard_normal((*target.shape, 3)), target, 7),
+        "window_attention_forward": (*[heads] * 3, 0.5, bias, regions),
+        "window_attention_backward": (*[heads] * 5, heads[..., 0], 0.5, bias, regions),
     }
 
 

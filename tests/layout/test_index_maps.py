@@ -15,6 +15,7 @@ from hpcpar.layout.index_maps import (
     shuffle_map,
     slice_map,
     unshuffle_map,
+    window_tokens_map,
 )
 from hpcpar.layout.maps import FILL
 
@@ -99,3 +100,14 @@ def test_pixel_shuffle_buffer_holds_the_block_at_its_crop():
             assert len(fine) < o1 - o0 + 2 * r
             c0, c1 = owned(n, p, q)
             assert unshuffle_map(n * r, c0, c1, r).indices().tolist() == list(range(c0 * r, c1 * r))
+
+
+def test_windows_of_a_rolled_dim_show_each_element_once():
+    hanging = 0
+    for rng, n, p in cases(7, 2000):
+        w = rng.randint(1, 6)
+        shift, grid = rng.randrange(w), -(-n // w)
+        filled = np.append(np.arange(n), [FILL] * (grid * w - n))
+        assert assembled(window_tokens_map, n, grid, p, w, shift) == np.roll(filled, -shift).tolist()
+        hanging += grid * w > n and shift > 0
+    assert hanging > 200

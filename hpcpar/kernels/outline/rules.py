@@ -236,6 +236,21 @@ def attention_backward(
     return (*gradients, empty(visible.mask.shape, work_dtype(query))) if mask_gradient else gradients
 
 
+def window_attention_forward(
+    query: Array, key: Array, value: Array, scale: float, bias: Array | None = None, regions: Array | None = None
+) -> tuple[Array, Array]:
+    shape = (*query.shape[:3], value.shape[3])
+    return _heads(shape, query.dtype), empty(shape[:3], query.dtype)
+
+
+def window_attention_backward(
+    g: Array, query: Array, key: Array, value: Array, out: Array, lse: Array, scale: float,
+    bias: Array | None = None, regions: Array | None = None,
+) -> tuple[Array | None, ...]:  # fmt: skip
+    gradients = tuple(_heads(a.shape, a.dtype) for a in (query, key, value))
+    return (*gradients, None if bias is None else empty(bias.shape, bias.dtype))
+
+
 # ---- random numbers
 
 

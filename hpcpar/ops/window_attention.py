@@ -1,0 +1,163 @@
+"""Attention inside the windows of a grid of tokens, under any split of samples, windows and heads: without a message.
+
+A rank has whole windows (`ops.windows`), so all that a query sees is there. Windows of a rolled grid hold tokens from
+both ends of a dim, and those that hang over the end hold what is none: tokens of different regions do not see each
+other. Regions follow from the sizes alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from hpcpar import kernels
+from hpcpar.layout.layout import Layout, LayoutError
+from hpcpar.ops.core import Op, Rule, split_conflict
+from hpcpar.ops.spatial import Lengths, per_dim
+from hpcpar.ops.windows import Sizes, window_grid
+from hpcpar.signature import Signature, signature
+from hpcpar.tensors import Tensor
+
+
+def window_regions(
+    size: Sequence[int], window: Sequence[int], shift: Sequence[int], part: Sequence[tuple[int, int]] | None = None
+) -> np.ndarray | None:
+    """Return the region of each token of each window, int8 (windows, T); None where every window is one region.
+
+    Parameters
+    ----------
+    size, window, shift : sequence of int
+        As of `window_partition`.
+    part : sequence of (int, int), optional
+        Interval of windows along each dim; all by default.
+
+    Notes
+    -----
+    Along a dim a token is from the inside of the rolled grid (0), from its beginning, which came to the end (1), or
+    none (2). Regions of several dims are told apart in base 3.
+    """
+    grid = window_grid(size, window)
+    if not any(shift) and all(g * w == n for g, w, n in zip(grid, window, size, strict=True)):
+        return None
+    part = [(0, g) for g in grid] if part is None else part
+    k = len(grid)
+    total = np.zeros([b - a for a, b in part] + list(window), np.int8)
+    for d, (n, g, w, s, (a, b)) in enumerate(zip(size, grid, window, shift, part, strict=True)):
+        place = np.arange(a * w, b * w) + s
+        region = np.where(place % (g * w) >= n, 2, place >= g * w).astype(np.int8) * np.int8(3**d)
+        shape = [1] * (2 * k)
+        shape[d], shape[k + d] = b - a, w
+        total += region.reshape(shape)
+    return total.reshape(prod(b - a for a, b in part), prod(window))
+
+
+class WindowAttention(Op):
+    """Scaled dot-product attention inside windows; operands (N, *grid, H, T, E), and a bias (H, T, T)."""
+
+    name = "window_attention"
+
+    def rule(self, sigs: tuple[Signature, ...], size: Sizes, window: Sizes, shift: Sizes) -> Rule:
+        q = sigs[0].resolved
+        if q.dims[-1] or q.dims[-2]:
+            raise LayoutError(
+                f"window_attention of {sigs[0]!r}: tokens of a window and features may not be split; split samples, "
+                f"windows and heads, or repartition to {Layout(*q.dims[:-2])!r} first"
+            )
+        moves = [q]
+        for s in sigs[1:3]:
+            needed = signature(q.mesh, s.shape, Layout(*q.dims))
+            if s.split_axes and s.resolved is not needed:
+                raise split_conflict(self.name, sigs[:3], f"repartition all to {q.layout!r} first")
+            moves.append(needed)
+        grads = list(moves)
+        if len(sigs) > 3:
+            bias = sigs[3].with_layout(Layout(q.dims[-3]))
+            moves.append(bias)
+            grads.append(bias.with_partial(q.mesh.sort([a for stack in q.dims[:-3] for a in stack])))
+        out = signature(q.mesh, (*q.shape[:-1], sigs[2].shape[-1]), Layout(*q.dims))
+        return Rule(out, moves, grads, sigs, window_regions(size, window, shift, q.box[1:-3]))
+
+    def flops(self, rule: Rule) -> int:
+        *_, h, t, e = rule.grads[0].shape
+        return 2 * prod(rule.out.shape[:-3]) * h * t * t * (e + rule.out.shape[-1])
+
+    def forward(self, rule: Rule, arrays: Sequence[Any], extra: Any) -> tuple[Any, Any]:
+        query, key, value = (_windows(a) for a in arrays[:3])
+        bias = arrays[3] if len(arrays) > 3 else None
+        out, lse = kernels.window_attention_forward(query, key, value, extra, bias, rule.plan)
+        return out.reshape(rule.out.local_shape), (*arrays[:3], bias, out, lse, extra)
+
+    def backward(self, rule: Rule, saved: Any, g: Any, needs: tuple[bool, ...]) -> tuple:
+        query, key, value, bias, out, lse, scale = saved
+        operands = [_windows(a) for a in (query, key, value)]
+        *grads, dbias = kernels.window_attention_backward(_windows(g), *operands, out, lse, scale, bias, rule.plan)
+        shaped = [d.reshape(a.shape) for d, a in zip(grads, (query, key, value), strict=True)]
+        return (*shaped, dbias)[: len(needs)]
+
+
+def _windows(a: Any) -> Any:
+    """Local (N, *grid, H, T, E) as (N windows, H, T, E)."""
+    return a.reshape(prod(a.shape[:-3]), *a.shape[-3:])
+
+
+_window_attention = WindowAttention()
+
+
+def window_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None = None,
+    *,
+    size: Sequence[int],
+    window_size: Lengths,
+    shift_size: Lengths = 0,
+    scale: float | None = None,
+) -> Tensor:
+    """Return attention inside the windows of `window_partition` (Liu et al. 2021, arXiv 2103.14030).
+
+    Parameters
+    ----------
+    query, key, value : Tensor
+        (N, *grid, H, T, E); samples, windows and heads may be split, by the same axes.
+    bias : Tensor, optional
+        (H, T, T), added to the scores of every window: the bias of relative positions.
+    size, window_size, shift_size
+        Of the grid of tokens, as given to `window_partition`. Tokens that the roll has brought together from both ends
+        of a dim do not see each other, and what fills up windows at the end is not seen.
+    scale : float, optional
+        Of the scores; ``1 / sqrt(E)`` by default.
+
+    Returns
+    -------
+    Tensor
+        (N, *grid, H, T, E), split like the query. No message is sent but for a bias that lies otherwise.
+
+    Raises
+    ------
+    ValueError
+        Shapes that do not fit.
+    LayoutError
+        Operands that lie differently, or a split of tokens or features.
+    """
+    dims = query.ndim - 4
+    if dims < 1 or key.shape != query.shape or value.shape[:-1] != query.shape[:-1]:
+        raise ValueError(
+            f"window_attention takes query, key and value (N, *grid, H, T, E), got {query.shape}, {key.shape} and "
+            f"{value.shape}"
+        )
+    name = "window_attention"
+    window = per_dim(name, "window_size", window_size, dims)
+    shift = per_dim(name, "shift_size", shift_size, dims)
+    size = tuple(int(n) for n in size)
+    h, t = query.shape[-3:-1]
+    if len(size) != dims or query.shape[1:-3] != window_grid(size, window) or t != prod(window):
+        raise ValueError(f"{name}: {query.shape} are not windows of {window} of a grid of {size}")
+    if bias is not None and bias.shape != (h, t, t):
+        raise ValueError(f"{name}: the bias of {h} heads and {t} tokens has shape {bias.shape}")
+    scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
+    operands = (query, key, value) if bias is None else (query, key, value, bias)
+    return _window_attention(operands, (size, window, shift), scale)
