@@ -1,14 +1,15 @@
-"""Gradient synchronisation: partial gradients of parameters are summed in buckets while backward goes on.
+"""Gradient synchronisation: partial gradients of parameters are summed while backward goes on.
 
-Which gradients must be summed, and over which axes, is written in their layouts and nowhere else. Gradients that are
-partial over the same axes, of one dtype and mesh, share buckets, in the order in which backward completes them: the
-tape's, the same on every rank.
+Which gradients must be summed, and over which axes, is written in their layouts and nowhere else. A large gradient is
+summed in its own memory. Small ones that are partial over the same axes, of one dtype and mesh, are packed into
+buckets, in the order in which backward completes them: the tape's, the same on every rank.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +21,9 @@ from hpcpar.nn.state import empty_like
 from hpcpar.signature import Signature
 from hpcpar.tensors import Parameter, Tensor
 from hpcpar.transport.nonblocking import Reduction
+
+IN_PLACE_BYTES = 1 << 20
+"""From how many bytes on a gradient is summed where it lies: packing it would cost more than a message of its own."""
 
 
 class Key(NamedTuple):
@@ -50,13 +54,15 @@ class Bucket:
         return self.size * self.key.dtype.itemsize
 
     def launch(self) -> None:
-        """Pack, and start the sum."""
+        """Pack, unless there is one gradient that lies as its parameter does, and start the sum."""
         first = self.parameters[0].shard
         # sums of half precision run in float32
         dtype = np.dtype(np.float32) if self.key.dtype == np.float16 else self.key.dtype
-        buffer = array_module(first).empty(self.size, dtype)
-        for parameter, piece in self._pieces(buffer):
-            piece[...] = parameter.grad.shard
+        buffer = _in_order(self.parameters[0]) if len(self.parameters) == 1 and dtype == self.key.dtype else None
+        if buffer is None:
+            buffer = array_module(first).empty(self.size, dtype)
+            for parameter, piece in self._pieces(buffer):
+                piece[...] = parameter.grad.shard
         self.reduction = Reduction(self.key.mesh.comm(*self.key.partial), buffer)
 
     def deliver(self) -> None:
@@ -69,11 +75,20 @@ class Bucket:
         """The part of the buffer that belongs to each parameter, as an array of its shape."""
         at = 0
         for parameter in self.parameters:
-            shape = parameter.sig.local_shape
-            order = parameter.order or tuple(range(len(shape)))
-            flat = buffer[at : at + parameter.sig.local_size]
-            at += flat.size
-            yield parameter, flat.reshape([shape[d] for d in order]).transpose(np.argsort(order).tolist())
+            shape, order = parameter.sig.local_shape, parameter.order
+            begin, at = at, at + prod(shape)
+            if order is None:
+                yield parameter, buffer[begin:at].reshape(shape)
+            else:
+                walked = buffer[begin:at].reshape([shape[d] for d in order])
+                yield parameter, walked.transpose([order.index(d) for d in range(len(shape))])
+
+
+def _in_order(parameter: Parameter) -> Any:
+    """The gradient as one dim, in the memory order of its parameter; None where it lies in another order."""
+    grad = parameter.grad.shard
+    walked = grad if parameter.order is None else grad.transpose(parameter.order)
+    return walked.reshape(walked.size) if walked.flags.c_contiguous else None
 
 
 class GradientSync:
@@ -186,6 +201,11 @@ class GradientSync:
         if not grad.sig.partial:
             return
         key = Key(grad.mesh, grad.sig.partial, grad.dtype)
+        if grad.shard.nbytes >= min(IN_PLACE_BYTES, self.bucket_bytes):
+            bucket = Bucket(key)
+            bucket.add(parameter)
+            self._send(bucket)
+            return
         bucket = self._open.get(key)
         if bucket is None:
             bucket = self._open[key] = Bucket(key)

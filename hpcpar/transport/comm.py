@@ -36,15 +36,18 @@ class Comm:
         The axes joined by ``+``.
     handle : mpi4py.MPI.Comm
         The underlying communicator, for `hpcpar.transport` alone.
+    sums : object or None
+        The sums under way on it, of `hpcpar.transport.nonblocking`.
     """
 
-    __slots__ = ("handle", "name", "rank", "size")
+    __slots__ = ("handle", "name", "rank", "size", "sums")
 
     def __init__(self, handle: MPI.Comm, name: str) -> None:
         self.handle = handle
         self.name = name
         self.rank = handle.Get_rank()
         self.size = handle.Get_size()
+        self.sums: Any = None
 
     def __repr__(self) -> str:
         return f"Comm({self.name}, rank {self.rank} of {self.size})"

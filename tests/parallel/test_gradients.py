@@ -65,6 +65,25 @@ def test_overlap_changes_no_bit(mesh):
         assert np.array_equal(value, results[1][name])
 
 
+def test_large_gradients_are_summed_where_they_lie_and_small_ones_packed(mesh):
+    net = nn.Sequential(nn.Conv3d(16, 128, 5), nn.Flatten(), nn.Linear(128, 2))  # 2 MB of weights first, in float64
+    x = hp.tensor(array(6, 16, 5, 5, 5), layout=Layout("batch"))
+    (net(x) ** 2).sum().backward()
+    expected = gradients(net)
+    net.zero_grad()
+    sync = GradientSync(net)
+    with sync.accumulate():
+        sync.backward((net(x) ** 2).sum())
+    held = net[0].weight.grad.shard
+    with counter.counting() as sent:
+        sync.finish()
+    assert np.shares_memory(held, net[0].weight.grad.shard)
+    for name, value in gradients(net).items():
+        assert_close_everywhere(mesh.world, value, expected[name], 1e-12, name)
+    if mesh.shape["batch"] > 1:
+        assert sent["all_reduce", "batch"].messages == 2
+
+
 def test_bytes_are_those_of_the_partial_gradients_in_as_many_messages_as_buckets(mesh):
     net = nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 3))
     batch, numbers = mesh.shape["batch"], 6 * 10 + 10 + 10 * 3 + 3

@@ -6,7 +6,7 @@ import pytest
 import hpcpar as hp
 from hpcpar.transport import counter
 from hpcpar.transport.comm import PIECE_BYTES
-from hpcpar.transport.nonblocking import Reduction
+from hpcpar.transport.nonblocking import DIRECT_BYTES, DIRECT_PIECE_BYTES, Reduction
 
 
 @pytest.fixture
@@ -38,6 +38,27 @@ def test_waiting_late_or_at_once_gives_the_same_bits(world):
     for reduction in reversed(under_way):
         assert np.array_equal(reduction.wait(), at_once)
     assert reduction.test()
+
+
+def test_sums_of_several_sizes_and_dtypes_share_a_communicator(world):
+    sizes = [3, DIRECT_BYTES // 8, 2 * DIRECT_PIECE_BYTES // 8 + 1, 40_000, DIRECT_PIECE_BYTES // 8 + world.size - 1]
+    dtypes = [np.float64, np.float64, np.float64, np.float32, np.complex128]
+    buffers = [np.full(n, world.rank + 1.0, dtype) for n, dtype in zip(sizes, dtypes, strict=True)]
+    under_way = [Reduction(world, buffer) for buffer in buffers]
+    while not under_way[2].test():
+        under_way[0].test()
+    for reduction, buffer in zip(reversed(under_way), reversed(buffers), strict=True):
+        assert reduction.wait() is buffer
+        assert np.all(buffer == sum(range(1, world.size + 1)))
+
+
+def test_all_ranks_get_the_same_bits_wherever_a_number_lies(world):
+    n = DIRECT_PIECE_BYTES // 8
+    mine = values(world, n)
+    rolled = np.roll(mine, n // 3)
+    total, other = Reduction(world, mine).wait(), Reduction(world, rolled).wait()
+    assert np.array_equal(np.roll(other, -(n // 3)), total)
+    assert all(np.array_equal(total, array) for array in world.all_gather(total, [(n,)] * world.size))
 
 
 def test_messages_may_be_sent_while_a_sum_is_under_way(world):
