@@ -1,6 +1,6 @@
 """All operations under one name, as torch.nn.functional and torch have them."""
 
-from hpcpar.ops.activation import dropout, gelu, leaky_relu, log_softmax, relu, sigmoid, silu, softmax
+from hpcpar.ops.activation import dropout, gelu, leaky_relu, log_softmax, relu, sigmoid, silu, softmax, swiglu
 from hpcpar.ops.adaptive import (
     adaptive_avg_pool1d,
     adaptive_avg_pool2d,
@@ -53,6 +53,7 @@ from hpcpar.ops.pool import (
 from hpcpar.ops.reduction import amax, amin, argmax, argmin, logsumexp, mean, std, sum, var
 from hpcpar.ops.repartition import explain, repartition, resolve
 from hpcpar.ops.resample import interpolate, upsample
+from hpcpar.ops.rotary import rotary
 from hpcpar.ops.shape import chunk, expand, flatten, narrow, permute, reshape, split, squeeze, transpose, unsqueeze
 from hpcpar.ops.shuffle import pixel_shuffle, pixel_unshuffle
 from hpcpar.ops.unpool import max_unpool1d, max_unpool2d, max_unpool3d

@@ -19,6 +19,7 @@ from .generic import optimizer as _optimizer
 from .generic import pool as _pool
 from .generic import random as _random
 from .generic import resample as _resample
+from .generic import rotary as _rotary
 from .generic import rows as _rows
 from .generic import softmax as _softmax
 from .generic import windows as _windows
@@ -72,10 +73,14 @@ tanh = operation("elementwise", _elementwise.tanh)
 tanh_backward = operation("elementwise", _elementwise.tanh_backward)
 silu = operation("elementwise", _elementwise.silu)
 silu_backward = operation("elementwise", _elementwise.silu_backward)
+swiglu = operation("elementwise", _elementwise.swiglu)
+swiglu_backward = operation("elementwise", _elementwise.swiglu_backward)
 apply_mask = operation("elementwise", _elementwise.apply_mask)
 
 take_rows = operation("embedding", _embedding.take_rows)
 add_rows = operation("embedding", _embedding.add_rows)
+
+rotate_pairs = operation("rotary", _rotary.rotate_pairs)
 
 softmax = operation("softmax", _softmax.softmax)
 softmax_backward = operation("softmax", _softmax.softmax_backward)
@@ -113,8 +118,8 @@ __all__ = [
     "channel_normalize", "channel_grad_sums", "channel_grad_input",
     "row_moments", "row_squares", "row_normalize", "row_grad_sums", "row_grad_input",
     "leaky_relu", "leaky_relu_backward", "gelu", "gelu_backward", "sigmoid", "sigmoid_backward", "tanh",
-    "tanh_backward", "silu", "silu_backward", "apply_mask", "erf",
-    "take_rows", "add_rows",
+    "tanh_backward", "silu", "silu_backward", "swiglu", "swiglu_backward", "apply_mask", "erf",
+    "take_rows", "add_rows", "rotate_pairs",
     "softmax", "softmax_backward", "log_softmax", "log_softmax_backward",
     "cross_entropy_forward", "cross_entropy_backward",
     "Visible", "AttentionDropout", "attention_forward", "attention_merge", "attention_backward",

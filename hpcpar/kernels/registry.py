@@ -33,6 +33,7 @@ PREFERENCE: dict[str, tuple[str, ...]] = {
     "rows": ("numba", "numpy"),
     "elementwise": ("numba", "numpy"),
     "embedding": ("numba", "numpy"),
+    "rotary": ("numba", "numpy"),
     "softmax": ("numba", "numpy"),
     "attention": ("numba", "numpy"),
     "windows": ("numpy",),

@@ -9,6 +9,7 @@ import numpy as np
 
 from hpcpar import kernels
 from hpcpar import random as _random
+from hpcpar.ops.broadcast import elementwise_rule
 from hpcpar.ops.core import Op, Rule
 from hpcpar.ops.elementwise import Unary
 from hpcpar.ops.reduction import lowest, reduced_dims
@@ -25,6 +26,22 @@ _leaky_negative = Unary(
 _gelu = Unary("gelu", kernels.gelu, lambda g, a, out, tanh: kernels.gelu_backward(g, a, tanh), "in")
 _silu = Unary("silu", kernels.silu, lambda g, a, out, _: kernels.silu_backward(g, a), "in")
 _sigmoid = Unary("sigmoid", kernels.sigmoid, lambda g, a, out, _: kernels.sigmoid_backward(g, out), "out")
+
+
+class SwiGlu(Op):
+    """``silu(gate) * up``, with both gradients in one pass."""
+
+    name = "swiglu"
+
+    def rule(self, sigs: tuple[Signature, ...]) -> Rule:
+        return elementwise_rule(self.name, sigs)
+
+    def forward(self, rule: Rule, arrays: Sequence[Any], extra: Any) -> tuple[Any, Any]:
+        return kernels.swiglu(*arrays), tuple(arrays)
+
+    def backward(self, rule: Rule, saved: Any, g: Any, needs: tuple[bool, ...]) -> tuple:
+        both = kernels.swiglu_backward(g, *saved)
+        return tuple(d if needed else None for d, needed in zip(both, needs, strict=True))
 
 
 class Softmax(Op):
@@ -79,6 +96,7 @@ class Dropout(Op):
         return (kernels.apply_mask(g, *saved),)
 
 
+_swiglu = SwiGlu()
 _softmax, _log_softmax, _dropout = Softmax("softmax", log=False), Softmax("log_softmax", log=True), Dropout()
 
 
@@ -102,6 +120,13 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
 def silu(x: Tensor) -> Tensor:
     """Return x * sigmoid(x)."""
     return _silu((x,))
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """Return silu(gate) * up (Shazeer 2020) of tensors of one shape, which lie alike or one less split."""
+    if gate.shape != up.shape or gate.dtype != up.dtype:
+        raise ValueError(f"swiglu: gate is {gate.dtype} of shape {gate.shape}, up {up.dtype} of shape {up.shape}")
+    return _swiglu((gate, up))
 
 
 def sigmoid(x: Tensor) -> Tensor:

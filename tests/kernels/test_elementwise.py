@@ -113,3 +113,18 @@ def test_erf_is_accurate_to_the_last_places():
     torch = pytest.importorskip("torch")
     x = np.concatenate([np.linspace(-7, 7, 20001), [0.46875, -0.46875, 1e-300, np.inf, -np.inf]])
     np.testing.assert_allclose(kernels.erf(x), torch.erf(torch.tensor(x)).numpy(), rtol=1e-15, atol=0)
+
+
+@pytest.mark.parametrize("how", ["last", "first", "gaps"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 2e-15), (np.float32, 2e-6)])
+def test_gated_activation_and_both_gradients_equal_torch(implementation, arrange, rng, how, dtype, tolerance):
+    torch = pytest.importorskip("torch")
+    gate, up, g = (rng.standard_normal((2, 5, 9, 7)).astype(dtype) for _ in range(3))
+    exact = [torch.tensor(a.astype(np.float64), requires_grad=True) for a in (gate, up)]
+    want = torch.nn.functional.silu(exact[0]) * exact[1]
+    want.backward(torch.tensor(g.astype(np.float64)))
+    moved = arrange(gate, how)
+    got = kernels.swiglu(moved, up), *kernels.swiglu_backward(g, moved, up)
+    for ours, right in zip(got, (want.detach(), *(a.grad for a in exact)), strict=True):
+        assert ours.dtype == dtype
+        np.testing.assert_allclose(ours, right.numpy(), rtol=8 * tolerance, atol=8 * tolerance)

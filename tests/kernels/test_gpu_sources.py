@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from hpcpar import kernels
-from hpcpar.kernels.generic import elementwise, embedding, norm, optimizer, pool, random, softmax
+from hpcpar.kernels.generic import elementwise, embedding, norm, optimizer, pool, random, rotary, softmax
 from hpcpar.kernels.gpu import elementwise as gpu_elementwise
 from hpcpar.kernels.gpu import embedding as gpu_embedding
 from hpcpar.kernels.gpu import launch as launcher
@@ -20,6 +20,7 @@ from hpcpar.kernels.gpu import norm as gpu_norm
 from hpcpar.kernels.gpu import optimizer as gpu_optimizer
 from hpcpar.kernels.gpu import pool as gpu_pool
 from hpcpar.kernels.gpu import random as gpu_random
+from hpcpar.kernels.gpu import rotary as gpu_rotary
 from hpcpar.kernels.gpu import softmax as gpu_softmax
 
 pytestmark = [pytest.mark.serial,
@@ -91,10 +92,12 @@ def test_activations(draw, dtype, rng):
                             ("leaky_relu_backward", (g, x, 0.0)), ("gelu", (x,)), ("gelu", (x, True)),
                             ("gelu_backward", (g, x)), ("gelu_backward", (g, x, True)), ("sigmoid", (x,)),
                             ("sigmoid_backward", (g, x)), ("tanh_backward", (g, x)), ("silu", (x,)),
-                            ("silu_backward", (g, x)), ("apply_mask", (x, rng.random(x.shape) < 0.5, 1.5))):
+                            ("silu_backward", (g, x)), ("swiglu", (x, g)),
+                            ("apply_mask", (x, rng.random(x.shape) < 0.5, 1.5))):
         got = getattr(gpu_elementwise, name)(*arguments)
         close(got, getattr(elementwise, name)(*arguments), dtype, 4)
         assert got.strides == x.strides
+    close(gpu_elementwise.swiglu_backward(g, x, x), elementwise.swiglu_backward(g, x, x), dtype, 4)
     assert gpu_elementwise.gelu(x[..., ::2]) is NotImplemented
 
 
@@ -162,6 +165,17 @@ def test_tables(draw, dtype, rng):
                                   embedding.take_rows(table, index))
     g = rng.standard_normal((3, 20, 5)).astype(dtype)
     close(gpu_embedding.add_rows(g, index, 7), embedding.add_rows(g, index, 7), dtype, 4)
+
+
+def test_rotations(dtype, rng):
+    memory = rng.standard_normal((2, 5, 3, 10)).astype(dtype)
+    for x in (memory, memory.transpose(0, 2, 1, 3)):
+        for lead in ((), (2,)):
+            cosine, sine = (rng.standard_normal((*lead, x.shape[2], 4)).astype(dtype) for _ in range(2))
+            for interleaved in (False, True):
+                got = gpu_rotary.rotate_pairs(x, cosine, sine, interleaved)
+                close(got, rotary.rotate_pairs(x, cosine, sine, interleaved), dtype, 4)
+                assert got.strides == x.strides
 
 
 def test_optimizers(draw, dtype):

@@ -90,6 +90,18 @@ def silu_backward(g: Array, x: Array) -> Array:
     return g * s * (1 + x * (1 - s))
 
 
+def swiglu(gate: Array, up: Array) -> Array:
+    """``silu(gate) * up`` (Shazeer 2020)."""
+    return silu(gate) * up
+
+
+def swiglu_backward(g: Array, gate: Array, up: Array) -> tuple[Array, Array]:
+    """Gradients of `swiglu` in gate and up."""
+    s = sigmoid(gate)
+    swish = gate * s
+    return g * up * (s + swish * (1 - s)), g * swish
+
+
 def apply_mask(x: Array, mask: Array, scale: float) -> Array:
     """``x * scale`` where ``mask`` (bool, shape of x) holds, else 0: dropout and its gradient. NaN does not pass."""
     return array_module(x).where(mask, x * x.dtype.type(scale), x.dtype.type(0))

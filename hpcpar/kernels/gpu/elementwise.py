@@ -54,6 +54,16 @@ __global__ void silu_backward(const T* g, const T* x, T* dx, index_t n) {
         dx[i] = g[i] * s * (T(1) + x[i] * (T(1) - s));
     }
 }
+__global__ void swiglu(const T* gate, const T* up, T* y, index_t n) {
+    EACH(i, n) y[i] = gate[i] * sigmoid_of(gate[i]) * up[i];
+}
+__global__ void swiglu_backward(const T* gate, const T* up, const T* g, T* dup, T* dgate, index_t n) {
+    EACH(i, n) {
+        T s = sigmoid_of(gate[i]), swish = gate[i] * s;
+        dup[i] = g[i] * swish;
+        dgate[i] = g[i] * up[i] * (s + swish * (T(1) - s));
+    }
+}
 __global__ void apply_mask(const T* x, const bool* mask, T scale, T* y, index_t n) {
     EACH(i, n) y[i] = mask[i] ? x[i] * scale : T(0);
 }
@@ -96,6 +106,18 @@ def silu(x: Array) -> Array:
 
 def silu_backward(g: Array, x: Array) -> Array:
     return _map("silu_backward", (g, x))
+
+
+def swiglu(gate: Array, up: Array) -> Array:
+    return _map("swiglu", (gate, up))
+
+
+def swiglu_backward(g: Array, gate: Array, up: Array) -> tuple[Array, Array]:
+    if memory_view(gate) is None:
+        return NotImplemented
+    dup = array_module(gate).empty_like(gate)
+    dgate = _map("swiglu_backward", (gate, up, g), dup)
+    return dgate if dgate is NotImplemented else (dgate, dup)
 
 
 def apply_mask(x: Array, mask: Array, scale: float) -> Array:

@@ -182,8 +182,12 @@ def _alike(first: Array, *others: Any, out: Array | None = None, **options: Any)
 
 
 leaky_relu = leaky_relu_backward = gelu = gelu_backward = sigmoid = sigmoid_backward = tanh = tanh_backward = _alike
-silu = silu_backward = apply_mask = _alike
+silu = silu_backward = swiglu = apply_mask = rotate_pairs = _alike
 softmax = softmax_backward = log_softmax = log_softmax_backward = _alike
+
+
+def swiglu_backward(g: Array, gate: Array, up: Array) -> tuple[Array, Array]:
+    return empty_as(gate), empty_as(gate)
 
 
 def cross_entropy_forward(logits: Array, target: Array) -> tuple[Array, Array]:

@@ -94,6 +94,21 @@ def _silu_backward(x, g, dx):
 
 
 @kernel
+def _swiglu(gate, up, y):
+    for i in range(gate.size):
+        y[i] = gate[i] * sigmoid32(gate[i]) * up[i]
+
+
+@kernel
+def _swiglu_backward(gate, up, g, dgate, dup):
+    for i in range(gate.size):
+        s = sigmoid32(gate[i])
+        swish = gate[i] * s
+        dup[i] = g[i] * swish
+        dgate[i] = g[i] * up[i] * (s + swish * (np.float32(1) - s))
+
+
+@kernel
 def _mask(x, mask, scale, y):
     zero = x.dtype.type(0)
     for i in range(x.size):
@@ -136,6 +151,18 @@ def silu(x: Array) -> Array:
 
 def silu_backward(g: Array, x: Array) -> Array:
     return _map(_silu_backward, x, g, single=True)
+
+
+def swiglu(gate: Array, up: Array) -> Array:
+    return _map(_swiglu, gate, up, single=True)
+
+
+def swiglu_backward(g: Array, gate: Array, up: Array) -> tuple[Array, Array]:
+    dup = np.empty_like(gate)
+    flat = memory_view(dup)
+    dgate = NotImplemented if flat is None else _map(
+        lambda a, b, c, out: _swiglu_backward(a, b, c, out, flat), gate, up, g, single=True)
+    return dgate if dgate is NotImplemented else (dgate, dup)
 
 
 def apply_mask(x: Array, mask: Array, scale: float) -> Array:
