@@ -10,7 +10,7 @@ from hpcpar.data.loader import Batch, Loader
 from hpcpar.data.sampler import Position, Sampler
 
 # looked up when first used: tensors start MPI, which reading and making data do without
-_HOMES = {"Batches": "batches", "make_brain": "commands", "make_cosmology": "commands"}
+_HOMES = {"Batches": "batches", "TensorBatches": "batches", "make_brain": "commands", "make_cosmology": "commands"}
 
 __all__ = [
     "Batch",
@@ -26,6 +26,7 @@ __all__ = [
     "Sampler",
     "ScaleShift",
     "SwapDims",
+    "TensorBatches",
     "Transform",
     "make_brain",
     "make_cosmology",

@@ -11,16 +11,81 @@ from hpcpar.data.augment import Transform
 from hpcpar.data.hdf5 import HDF5Dataset
 from hpcpar.data.loader import Batch, Loader
 from hpcpar.data.orientation import Box
+from hpcpar.data.reader import BatchReader
 from hpcpar.data.sampler import Position, Sampler
 from hpcpar.layout.layout import Layout
 from hpcpar.mesh import Mesh, current_mesh
 from hpcpar.signature import Signature
 from hpcpar.tensors import Tensor, from_shard
 
-__all__ = ["Batches"]
+__all__ = ["Batches", "TensorBatches", "box_of"]
 
 
-class Batches:
+class TensorBatches:
+    """
+    Global batches as pairs (inputs, target) of tensors: what the trainer knows of any kind of data.
+
+    Attributes
+    ----------
+    loader : BatchReader
+        Reads this rank's part of each batch.
+    """
+
+    loader: BatchReader
+
+    def __len__(self) -> int:
+        """Batches in a whole epoch."""
+        return len(self.loader)
+
+    @property
+    def position(self) -> Position:
+        """Where the next batch starts; set it to resume."""
+        return self.loader.position
+
+    @position.setter
+    def position(self, position: Position) -> None:
+        self.loader.position = position
+
+    @property
+    def samples_seen(self) -> int:
+        """Samples of all batches taken so far, over all ranks."""
+        return self.loader.samples_seen
+
+    def __iter__(self) -> Iterator[tuple[Any, Tensor]]:
+        """Pairs from `position` to the end of its epoch."""
+        return map(self.pair, self.loader)
+
+    def stream(self) -> Iterator[tuple[Any, Tensor]]:
+        """Pairs from `position` on, epoch after epoch, without end."""
+        return map(self.pair, self.loader.stream())
+
+    def pair(self, batch: Any) -> tuple[Any, Tensor]:
+        """Return what the loader has read as tensors."""
+        raise NotImplementedError(f"{type(self).__name__} has no pair")
+
+    def close(self) -> None:
+        """Stop reading ahead and close the files."""
+        self.loader.close()
+        self.loader.dataset.close()
+
+    def __enter__(self) -> TensorBatches:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+
+def box_of(mesh: Mesh, layout: Layout) -> Callable[[tuple[int, ...]], Box]:
+    """Return the function from a global shape to this rank's box; it may run in the reading thread."""
+
+    def box(shape: tuple[int, ...]) -> Box:
+        # not the interned signature: the table of those belongs to the main thread
+        return Signature(mesh, shape, layout.on(shape, mesh.shape)).box
+
+    return box
+
+
+class Batches(TensorBatches):
     """
     Global batches of a data set as pairs (input, target) of tensors, each read under its layout without a message.
 
@@ -74,69 +139,24 @@ class Batches:
         self.target_layout = matching_layout(layout, dataset) if target_layout is None else target_layout
         self.transfer = transfer
         for key, lay in ((dataset.input, self.layout), (dataset.target, self.target_layout)):
-            self._boxes(lay)((batch, *dataset.shape(key)))  # a layout that does not fit is an error here, not later
+            # a layout that does not fit is an error here, not later
+            box_of(self.mesh, lay)((batch, *dataset.shape(key)))
         self.loader = Loader(
             dataset,
             Sampler(len(dataset), batch, seed, shuffle),
-            self._boxes(self.layout),
-            self._boxes(self.target_layout),
+            box_of(self.mesh, self.layout),
+            box_of(self.mesh, self.target_layout),
             transforms,
             dtype,
             target_dtype,
             depth,
         )
 
-    def __len__(self) -> int:
-        """Batches in a whole epoch."""
-        return len(self.loader)
-
-    @property
-    def position(self) -> Position:
-        """Where the next batch starts; set it to resume."""
-        return self.loader.position
-
-    @position.setter
-    def position(self, position: Position) -> None:
-        self.loader.position = position
-
-    @property
-    def samples_seen(self) -> int:
-        """Samples of all batches taken so far, over all ranks."""
-        return self.loader.samples_seen
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Pairs from `position` to the end of its epoch."""
-        return map(self._pair, self.loader)
-
-    def stream(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Pairs from `position` on, epoch after epoch, without end."""
-        return map(self._pair, self.loader.stream())
-
-    def close(self) -> None:
-        """Stop reading ahead and close the files."""
-        self.loader.close()
-        self.loader.dataset.close()
-
-    def __enter__(self) -> Batches:
-        return self
-
-    def __exit__(self, *_) -> None:
-        self.close()
-
-    def _pair(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def pair(self, batch: Batch) -> tuple[Tensor, Tensor]:
         return (
             from_shard(self.transfer(batch.input), batch.input_shape, self.mesh, self.layout),
             from_shard(self.transfer(batch.target), batch.target_shape, self.mesh, self.target_layout),
         )
-
-    def _boxes(self, layout: Layout) -> Callable[[tuple[int, ...]], Box]:
-        """The function from a global shape to this rank's box; it runs in the reading thread."""
-
-        def box(shape: tuple[int, ...]) -> Box:
-            # not the interned signature: the table of those belongs to the main thread
-            return Signature(self.mesh, shape, layout.on(shape, self.mesh.shape)).box
-
-        return box
 
 
 def matching_layout(layout: Layout, dataset: HDF5Dataset) -> Layout:

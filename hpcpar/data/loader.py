@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from hpcpar.data.augment import Key, Transform
 from hpcpar.data.hdf5 import Box, HDF5Dataset
 from hpcpar.data.orientation import Orientation
-from hpcpar.data.prefetch import Prefetch
+from hpcpar.data.reader import BatchReader
 from hpcpar.data.sampler import Position, Sampler
 from hpcpar.trace import span
 
@@ -48,7 +48,7 @@ def whole(shape: tuple[int, ...]) -> Box:
     return tuple((0, n) for n in shape)
 
 
-class Loader:
+class Loader(BatchReader):
     """
     Reads, augments and prefetches the local blocks of global batches.
 
@@ -70,10 +70,6 @@ class Loader:
     depth : int
         Batches read ahead by a background thread; 0 reads when asked.
 
-    Notes
-    -----
-    Iterating runs from `position` to the end of its epoch; `stream` goes on through all epochs. `position` moves when
-    the consumer takes a batch, not when it is prefetched, and can be set to resume.
     """
 
     def __init__(
@@ -87,48 +83,13 @@ class Loader:
         target_dtype=None,
         depth: int = 2,
     ):
-        if sampler.samples != len(dataset):
-            raise ValueError(f"the sampler counts {sampler.samples} samples, the dataset holds {len(dataset)}")
-        self.dataset = dataset
-        self.sampler = sampler
+        super().__init__(dataset, sampler, depth)
         self.input_box = input_box
         self.target_box = target_box
         self.transforms = tuple(transforms)
         self.dtype = np.dtype(dtype)
         stored = dataset.dtype(dataset.target)
         self.target_dtype = np.dtype(target_dtype or (dtype if stored.kind == "f" else stored))
-        self.depth = depth
-        self.position = Position()
-        self._running: Prefetch | None = None
-
-    def __len__(self) -> int:
-        """Batches in a whole epoch."""
-        return len(self.sampler)
-
-    @property
-    def samples_seen(self) -> int:
-        """Samples of all batches taken so far, over all ranks."""
-        return self.sampler.seen(self.position)
-
-    def __iter__(self) -> Iterator[Batch]:
-        """The batches from `position` to the end of its epoch."""
-        return self._run(self.sampler.epoch(self.position))
-
-    def stream(self) -> Iterator[Batch]:
-        """The batches from `position` on, epoch after epoch, without end; prefetching crosses the epochs."""
-        return self._run(self._endless(self.position))
-
-    def close(self) -> None:
-        """Stop reading ahead."""
-        if self._running is not None:
-            self._running.close()
-            self._running = None
-
-    def __enter__(self) -> Loader:
-        return self
-
-    def __exit__(self, *_) -> None:
-        self.close()
 
     def batch(self, position: Position, indices: np.ndarray | None = None) -> Batch:
         """Read this rank's part of the global batch that starts at `position`."""
@@ -149,19 +110,6 @@ class Loader:
             position=position,
             after=self.sampler.after(position),
         )
-
-    def _run(self, starts: Iterable[tuple[Position, np.ndarray]]) -> Iterator[Batch]:
-        self.close()
-        self._running = running = Prefetch((self.batch(*start) for start in starts), self.depth)
-        with running:
-            for batch in running:
-                self.position = batch.after
-                yield batch
-
-    def _endless(self, position: Position) -> Iterator[tuple[Position, np.ndarray]]:
-        while True:
-            yield from self.sampler.epoch(position)
-            position = Position(position.epoch + 1)
 
     def _block(self, key: str, shape: tuple[int, ...], box: Box, indices: np.ndarray, epoch: int) -> np.ndarray:
         """Fill this rank's block of one dataset, sample by sample."""

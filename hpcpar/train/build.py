@@ -1,4 +1,4 @@
-"""From a configuration to its parts: mesh, spread, model, loss, optimizer, batches."""
+"""From a configuration to the parts that all tasks share: device, spread, losses, optimizer and its schedule."""
 
 from __future__ import annotations
 
@@ -10,26 +10,15 @@ import numpy as np
 
 from hpcpar import functional as F
 from hpcpar import kernels, nn, optim
-from hpcpar.data import DataError, HDF5Dataset, make_transforms
-from hpcpar.data.augment import Log1p
-from hpcpar.data.batches import Batches
 from hpcpar.launch.devices import choose_device
-from hpcpar.layout.layout import Layout
 from hpcpar.mesh import Mesh
-from hpcpar.models import CosmoFlow, Spread, UNet3d
+from hpcpar.models import Spread
 from hpcpar.optim import schedules
 from hpcpar.tensors import Tensor
 from hpcpar.train import config
 from hpcpar.train.config import ConfigError, Job
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-
-NAMES = {
-    "universe": ("full", "unitPar"),
-    "volume": ("volume", "segmentation"),
-    "stacked": ("x", "y"),
-    "auto": (None, None),
-}
 
 
 def make_spread(job: Job, mesh: Mesh) -> Spread:
@@ -38,34 +27,6 @@ def make_spread(job: Job, mesh: Mesh) -> Spread:
     return Spread(lay.axes("batch"), lay.axes("channels"), tuple(lay.axes(d) for d in ("depth", "height", "width"))).on(
         mesh
     )
-
-
-# convolutions that multiply in float32 where the configuration does not say which
-KEPT_IN_FLOAT32 = {config.UNet3d: ("down0.conv1", "head"), config.CosmoFlow: ("conv1",)}
-
-
-def make_model(job: Job) -> nn.Module:
-    """Return the network, on the current mesh, replicated; `models.place` lays it out.
-
-    Raises
-    ------
-    ConfigError
-        ``run.compute_except`` names no convolution of the network.
-    """
-    s = job.model
-    if isinstance(s, config.UNet3d):
-        model: nn.Module = UNet3d(s.channels, s.classes, s.base, s.levels, s.batch_norm, s.norm_scope, s.dropout)
-    else:
-        model = CosmoFlow(
-            s.width, s.channels, s.outputs, s.batch_norm, s.norm_scope, s.dropout, s.base, s.norm_momentum
-        )
-    if job.run.compute != "float32":
-        kept = job.run.compute_except
-        try:
-            nn.set_compute_dtype(model, job.run.compute, KEPT_IN_FLOAT32[type(s)] if kept is None else kept)
-        except ValueError as error:
-            raise ConfigError(f"run.compute_except: {error}") from None
-    return model
 
 
 def require_compute(compute: str, mesh: Mesh) -> None:
@@ -124,53 +85,8 @@ def make_optimizer(job: Job, model: nn.Module, steps: int) -> optim.Optimizer:
     return kind(model, lr, betas=settings.betas, eps=settings.eps, weight_decay=settings.weight_decay)
 
 
-def make_batches(job: Job, which: str, mesh: Mesh, spread: Spread) -> Batches | None:
-    """Return the batches of ``train``, ``validation`` or ``test``; None where the configuration names no files.
-
-    Training batches are shuffled and augmented; of the others each sample comes once, in order.
-    """
-    source = getattr(job.data, which)
-    if not source:
-        return None
-    input_name, target_name = NAMES[job.data.format]
-    dataset = HDF5Dataset(source, input_name, target_name, channels=job.model.channels)
-    _check_samples(job, dataset)
-    train = which == "train"
-    segments = isinstance(job.model, config.UNet3d)
-    augment = job.data.augment
-    fixed = [Log1p()] if job.data.log1p else []
-    return Batches(
-        dataset,
-        job.data.batch,
-        spread.volume,
-        spread.labels if segments else Layout(spread.batch),
-        mesh=mesh,
-        seed=job.run.seed,
-        shuffle=train,
-        transforms=[*fixed, *(make_transforms(**vars(augment), seed=job.run.seed) if train else ())],
-        dtype=np.dtype(job.run.dtype),
-        target_dtype=np.int64 if segments else None,
-        depth=job.data.prefetch,
-        transfer=_to_device(job.run.device),
-    )
-
-
-def _check_samples(job: Job, dataset: HDF5Dataset) -> None:
-    """Shapes that the network cannot take are found before the first step."""
-    shape, target = dataset.shape(dataset.input), dataset.shape(dataset.target)
-    if len(shape) != 4:
-        raise DataError(f"{dataset!r}: samples have shape {shape}; a volume is (C, D, H, W)")
-    if isinstance(job.model, config.UNet3d):
-        if target != shape[1:]:
-            raise DataError(f"{dataset!r}: labels have shape {target}, the volume needs {shape[1:]}")
-        return
-    if shape[1:] != (job.model.width,) * 3:
-        raise ConfigError(f"model.width is {job.model.width}, but {dataset!r} holds volumes of {shape[1:]}")
-    if target != (job.model.outputs,):
-        raise ConfigError(f"model.outputs is {job.model.outputs}, but {dataset!r} holds targets of shape {target}")
-
-
-def _to_device(device: str) -> Callable[[np.ndarray], Any]:
+def to_device(device: str) -> Callable[[np.ndarray], Any]:
+    """Return what brings a host array to the device of a run."""
     if device == "cpu":
         return lambda array: array
     import cupy

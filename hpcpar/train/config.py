@@ -13,17 +13,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hpcpar.train import toml
-from hpcpar.train.typed import ConfigError, read_table, write_table
+from hpcpar.train.settings.data import Data
+from hpcpar.train.settings.losses import L1, MSE, CrossEntropy, CrossEntropyDice, Dice
+from hpcpar.train.settings.models import CosmoFlow, UNet3d
+from hpcpar.train.settings.optim import SGD, Adam, AdamW, Constant, Cosine, Polynomial, Step
+from hpcpar.train.typed import ConfigError, number, read_table, write_table
 
 __all__ = ["ConfigError", "Job", "dump_job", "load_job", "make_job"]
 
 Axes = str | tuple[str, ...]
-
-
-def number(default: float | int | None, least: float | None = None, most: float | None = None) -> Any:
-    """Declare a key with a number (or a list of them), bounded."""
-    bounds = {"least": least, "most": most}
-    return field(default=default, metadata={k: v for k, v in bounds.items() if v is not None})
 
 
 @dataclass(frozen=True)
@@ -62,63 +60,6 @@ class Run:
 
 
 @dataclass(frozen=True)
-class UNet3d:
-    """[model] name = "unet3d"."""
-
-    name: Literal["unet3d"] = "unet3d"
-    channels: int = number(1, least=1)  # of the input
-    classes: int = number(2, least=2)
-    base: int = number(32, least=1)  # channels of the first convolution; doubled on each level
-    levels: int = number(3, least=1)  # poolings
-    batch_norm: bool = True
-    norm_scope: Literal["rank", "sample", "all"] = "all"
-    dropout: float = number(0.0, least=0.0, most=1.0)
-
-
-@dataclass(frozen=True)
-class CosmoFlow:
-    """[model] name = "cosmoflow"."""
-
-    name: Literal["cosmoflow"] = "cosmoflow"
-    width: int = number(128, least=1)  # edge of the cube in voxels
-    channels: int = number(4, least=1)  # redshifts
-    outputs: int = number(4, least=1)  # cosmological parameters
-    base: int = number(16, least=1)  # filters of the first convolution; all others are multiples
-    norm_momentum: float = number(0.001, least=0.0, most=1.0)  # of the running statistics of batch norm
-    batch_norm: bool = False
-    norm_scope: Literal["rank", "sample", "all"] = "all"
-    dropout: float = number(0.2, least=0.0, most=1.0)
-
-
-@dataclass(frozen=True)
-class Augment:
-    """[data.augment]: applied to training samples only; all are off by default."""
-
-    flip: tuple[int, ...] = ()  # spatial dims (0 depth, 1 height, 2 width) mirrored with probability 1/2
-    swap: bool = False  # exchange spatial dims at random: cubes without a preferred direction
-    scale: float = number(0.0, least=0.0)  # intensities times 1 +- scale
-    shift: float = number(0.0, least=0.0)  # intensities plus +- shift
-    gamma: float = number(0.0, least=0.0)  # intensities to a power between 1 / (1 + gamma) and 1 + gamma
-    bias: float = number(0.0, least=0.0, most=0.99)  # strength of a smooth gain field
-    noise: float = number(0.0, least=0.0)  # largest standard deviation of Gaussian noise
-
-
-@dataclass(frozen=True)
-class Data:
-    """[data]: HDF5 files; each of train, validation and test is a folder, a file, or a list of files."""
-
-    train: str | tuple[str, ...] = ()
-    validation: str | tuple[str, ...] = ()
-    test: str | tuple[str, ...] = ()
-    # names in the files: universe full/unitPar, volume volume/segmentation, stacked x/y (all samples in one file)
-    format: Literal["auto", "universe", "volume", "stacked"] = "auto"
-    batch: int = number(1, least=1)  # samples of one step over all ranks
-    prefetch: int = number(2, least=0)  # batches read ahead
-    log1p: bool = False  # the network sees log(1 + input): for counts, whose tail is long
-    augment: Augment = field(default_factory=Augment)
-
-
-@dataclass(frozen=True)
 class InputLayout:
     """[layout]: the mesh axis, or axes, that split each dim; an axis the mesh has not splits nothing."""
 
@@ -132,121 +73,6 @@ class InputLayout:
         """Return the axes named for `dim` as a tuple."""
         entry = getattr(self, dim)
         return (entry,) if isinstance(entry, str) and entry else tuple(entry)
-
-
-@dataclass(frozen=True)
-class _Optimizer:
-    lr: float = number(1e-3, least=0.0)
-    weight_decay: float = number(0.0, least=0.0)
-    clip: float = number(0.0, least=0.0)  # largest global norm of the gradient; 0: no clipping
-    accumulate: int = number(1, least=1)  # batches whose gradients make one step
-
-
-@dataclass(frozen=True)
-class SGD(_Optimizer):
-    """[optim] name = "sgd"."""
-
-    name: Literal["sgd"] = "sgd"
-    momentum: float = number(0.0, least=0.0, most=1.0)
-    nesterov: bool = False
-
-
-@dataclass(frozen=True)
-class Adam(_Optimizer):
-    """[optim] name = "adam"."""
-
-    name: Literal["adam"] = "adam"
-    betas: tuple[float, float] = field(default=(0.9, 0.999), metadata={"least": 0.0, "most": 1.0})
-    eps: float = number(1e-8, least=0.0)
-
-
-@dataclass(frozen=True)
-class AdamW(_Optimizer):
-    """[optim] name = "adamw": the weight decay is decoupled from the gradient."""
-
-    name: Literal["adamw"] = "adamw"
-    weight_decay: float = number(0.01, least=0.0)
-    betas: tuple[float, float] = field(default=(0.9, 0.999), metadata={"least": 0.0, "most": 1.0})
-    eps: float = number(1e-8, least=0.0)
-
-
-@dataclass(frozen=True)
-class _Schedule:
-    warmup: int = number(0, least=0)  # steps of linear rise to the learning rate
-
-
-@dataclass(frozen=True)
-class Constant(_Schedule):
-    """[schedule] name = "constant"."""
-
-    name: Literal["constant"] = "constant"
-
-
-@dataclass(frozen=True)
-class Step(_Schedule):
-    """[schedule] name = "step": times `factor` after each of `at`."""
-
-    name: Literal["step"] = "step"
-    at: tuple[int, ...] = field(default=(), metadata={"least": 1})
-    factor: float = number(0.1, least=0.0)
-
-
-@dataclass(frozen=True)
-class Cosine(_Schedule):
-    """[schedule] name = "cosine": half a cosine from the learning rate to `final` times it at the last step."""
-
-    name: Literal["cosine"] = "cosine"
-    final: float = number(0.0, least=0.0)
-
-
-@dataclass(frozen=True)
-class Polynomial(_Schedule):
-    """[schedule] name = "polynomial": ``final + (1 - final) (1 - step / steps) ** power`` times the learning rate."""
-
-    name: Literal["polynomial"] = "polynomial"
-    power: float = number(1.0, least=0.0)
-    final: float = number(0.0, least=0.0)
-
-
-@dataclass(frozen=True)
-class CrossEntropy:
-    """[loss] name = "cross_entropy"."""
-
-    name: Literal["cross_entropy"] = "cross_entropy"
-    weights: tuple[float, ...] = field(default=(), metadata={"least": 0.0})  # one a class; none: all equal
-    ignore_index: int = -100  # voxels with this label count nowhere
-
-
-@dataclass(frozen=True)
-class Dice:
-    """[loss] name = "dice": soft Dice over the classes."""
-
-    name: Literal["dice"] = "dice"
-    ignore_index: int = -100
-
-
-@dataclass(frozen=True)
-class CrossEntropyDice:
-    """[loss] name = "cross_entropy+dice": their sum, Dice times `dice`."""
-
-    name: Literal["cross_entropy+dice"] = "cross_entropy+dice"
-    weights: tuple[float, ...] = field(default=(), metadata={"least": 0.0})
-    ignore_index: int = -100
-    dice: float = number(1.0, least=0.0)
-
-
-@dataclass(frozen=True)
-class MSE:
-    """[loss] name = "mse"."""
-
-    name: Literal["mse"] = "mse"
-
-
-@dataclass(frozen=True)
-class L1:
-    """[loss] name = "l1"."""
-
-    name: Literal["l1"] = "l1"
 
 
 @dataclass(frozen=True)

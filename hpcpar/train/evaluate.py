@@ -3,100 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-import numpy as np
-
-from hpcpar import functional as F
 from hpcpar.autograd import no_grad
-from hpcpar.data.batches import Batches
+from hpcpar.data import TensorBatches
 from hpcpar.nn import Module
-from hpcpar.tensors import Tensor
-
-
-class Segmentation:
-    """Confusion matrix of a segmentation, and from it the Dice score of each class.
-
-    Parameters
-    ----------
-    classes : int
-    ignore_index : int
-        Voxels with this label count nowhere.
-    """
-
-    def __init__(self, classes: int, ignore_index: int = -100) -> None:
-        self.classes, self.ignore = classes, ignore_index
-        self.counts = np.zeros((classes, classes), np.int64)  # [label, prediction]
-
-    def add(self, output: Tensor, target: Tensor) -> None:
-        """Count one batch: logits (N, C, *spatial) and labels (N, *spatial). Collective, one message."""
-        predicted = F.argmax(output, 1)
-        labels = target.moved(predicted.sig)
-        valid = labels != self.ignore
-        joint = (labels * self.classes + predicted.shard)[valid]
-        from hpcpar.transport.device import to_host
-
-        counts = np.bincount(to_host(joint).reshape(joint.size), minlength=self.classes**2).astype(np.int64)
-        comm = predicted.mesh.comm(*predicted.sig.split_axes)
-        self.counts += comm.all_reduce(counts).reshape(self.classes, self.classes)
-
-    def figures(self) -> dict[str, float]:
-        """Return ``dice`` (mean over the classes but background) and ``dice_<class>``; absent classes are left out."""
-        hits, sums = np.diag(self.counts), self.counts.sum(axis=0) + self.counts.sum(axis=1)
-        scores = {k: float(2 * hits[k] / sums[k]) for k in range(self.classes) if sums[k]}
-        foreground = [score for k, score in scores.items() if k > 0]
-        mean = {"dice": float(np.mean(foreground))} if foreground else {}
-        return {**mean, **{f"dice_{k}": score for k, score in scores.items()}}
-
-
-class Regression:
-    """Mean squared and absolute error of each output."""
-
-    def __init__(self) -> None:
-        self.squared: np.ndarray | float = 0.0
-        self.absolute: np.ndarray | float = 0.0
-        self.count = 0
-
-    def add(self, output: Tensor, target: Tensor) -> None:
-        """Count one batch of (N, outputs). Collective."""
-        difference = output - target
-        self.squared = self.squared + F.resolve(F.sum(difference * difference, 0)).numpy()
-        self.absolute = self.absolute + F.resolve(F.sum(F.abs(difference), 0)).numpy()
-        self.count += output.shape[0]
-
-    def figures(self) -> dict[str, float]:
-        """Return ``mse``, ``mae`` and ``mae_<output>``."""
-        if not self.count:
-            return {}
-        mae = np.atleast_1d(self.absolute / self.count)
-        each = {f"mae_{i}": float(v) for i, v in enumerate(mae)}
-        return {"mse": float(np.mean(self.squared / self.count)), "mae": float(mae.mean()), **each}
+from hpcpar.train.tasks import Task
 
 
 def evaluate(
-    model: Module,
-    batches: Batches,
-    loss: Any,
-    score: Segmentation | Regression,
-    prefix: str,
-    between: Callable[[], None] = lambda: None,
+    task: Task, model: Module, batches: TensorBatches, prefix: str, between: Callable[[], None] = lambda: None
 ) -> dict[str, float]:
-    """Return the mean loss over samples and the figures of `score`, names with `prefix`. Collective.
+    """Return the mean loss over everything that counts and the figures of the task's score. Collective.
 
-    After each batch `between` is called; what it raises, on all ranks, ends the evaluation.
+    Parameters
+    ----------
+    prefix : str
+        Before the names of the figures.
+    between : callable
+        Called after each batch; what it raises, on all ranks, ends the evaluation.
     """
-    training = model.training
+    training, score = model.training, task.score()
     model.eval()
-    total, samples = 0.0, 0
+    total, counted = 0.0, 0.0
     try:
         with no_grad():
-            for x, y in batches:
-                output = model(x)
-                total += float(loss(output, y)) * x.shape[0]
-                samples += x.shape[0]
-                score.add(output, y)
+            for inputs, target in batches:
+                output = task.forward(model, inputs)
+                if count := task.count(inputs, target):
+                    total += float(task.loss(output, target)) * count
+                    counted += count
+                score.add(output, target)
                 between()
     finally:
         model.train(training)
-    figures = {"loss": total / samples if samples else float("nan"), **score.figures()}
+    figures = {"loss": total / counted if counted else float("nan"), **score.figures()}
     return {f"{prefix}{name}": value for name, value in figures.items()}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 import numpy as np
 
 from hpcpar.autograd import no_grad
@@ -18,12 +20,20 @@ def is_finite(x: Tensor) -> bool:
     return x.mesh.world.agree(bool(np.isfinite(x.shard).all()), "all")
 
 
-def first_nonfinite(model: Module, x: Tensor) -> str:
+def first_nonfinite(model: Module, operands: Iterable[Tensor], forward: Callable[[], object]) -> str:
     """Run the model once more and say which module first returns something that is not finite. Collective.
 
     Weights come first: a broken one explains what follows.
+
+    Parameters
+    ----------
+    model : Module
+    operands : iterable of Tensor
+        What the model is given.
+    forward : callable
+        Runs the model on them.
     """
-    if not is_finite(x):
+    if not all(is_finite(x) for x in operands):
         return "the input is not finite: look at the data"
     for name, parameter in model.named_parameters():
         if not is_finite(parameter):
@@ -40,7 +50,7 @@ def first_nonfinite(model: Module, x: Tensor) -> str:
             hooks.append(module.register_forward_hook(check))
     try:
         with no_grad():
-            model(x)
+            forward()
     finally:
         for hook in hooks:
             hook.remove()

@@ -12,13 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from hpcpar import functional as F
 from hpcpar import nn, random
-from hpcpar.autograd import no_grad
 from hpcpar.checkpoint import Folder, Saver
 from hpcpar.checkpoint.training import collect
-from hpcpar.data import DataError
-from hpcpar.data.batches import Batches
+from hpcpar.data import DataError, TensorBatches
 from hpcpar.mesh import Mesh
 from hpcpar.models import place
 from hpcpar.optim import clip_grad_norm_
@@ -26,16 +23,20 @@ from hpcpar.parallel import GradientSync
 from hpcpar.plan.memory import require_memory
 from hpcpar.tensors import Tensor
 from hpcpar.trace import span
-from hpcpar.train import build, config
+from hpcpar.train import build
 from hpcpar.train.config import ConfigError, Job, dump_job
-from hpcpar.train.evaluate import Regression, Segmentation, evaluate
+from hpcpar.train.evaluate import evaluate
 from hpcpar.train.nonfinite import NotFinite, first_nonfinite
 from hpcpar.train.ranks import write_ranks
 from hpcpar.train.record import Progress, RunDirectory, on_root
 from hpcpar.train.resume import resume, training_state
 from hpcpar.train.signals import Interrupted, StopSignals
+from hpcpar.train.tasks import make_task
 from hpcpar.train.tracing import Tracer
 from hpcpar.train.watchdog import Watchdog
+
+Pair = tuple[Any, Tensor]
+"""A batch: inputs, whatever the task takes them for, and the target."""
 
 
 class Trainer:
@@ -49,6 +50,8 @@ class Trainer:
 
     Attributes
     ----------
+    task : Task
+        What the kind of model needs.
     step : int
         Optimizer steps taken.
     history : list of dict
@@ -62,7 +65,7 @@ class Trainer:
     """
 
     def __init__(self, job: Job, mesh: Mesh | None = None) -> None:
-        self.job = job
+        self.job, self.task = job, make_task(job)
         self.signals = StopSignals()
         self.signals.install()
         self.mesh = mesh or Mesh(**job.mesh)
@@ -71,20 +74,19 @@ class Trainer:
         random.manual_seed(job.run.seed)
         self.spread = build.make_spread(job, self.mesh)
         with self.mesh:
-            self.train_batches = build.make_batches(job, "train", self.mesh, self.spread)
+            self.train_batches = self.task.make_batches("train", self.mesh, self.spread)
             if self.train_batches is None:
                 raise ConfigError("data.train names no files to train on")
-            self.validation = build.make_batches(job, "validation", self.mesh, self.spread)
-            self.test = build.make_batches(job, "test", self.mesh, self.spread)
+            self.validation = self.task.make_batches("validation", self.mesh, self.spread)
+            self.test = self.task.make_batches("test", self.mesh, self.spread)
             self.steps = self._count_steps()
             dataset = self.train_batches.loader.dataset
             self.estimate = require_memory(self.mesh, job, dataset.shape(dataset.input))
             with nn.default_dtype(job.run.dtype):
-                self.model = build.make_model(job)
+                self.model = self.task.make_model()
             self.decisions = place(self.model, self.mesh, self.spread)
         if job.run.device == "gpu":
             self.model.to(device="gpu")
-        self.loss = build.make_loss(job.loss)
         self.optimizer = build.make_optimizer(job, self.model, self.steps)
         self.sync = GradientSync(self.model)
         self.step = 0
@@ -108,30 +110,30 @@ class Trainer:
 
     # ---- one step
 
-    def train_step(self, batches: list[tuple[Tensor, Tensor]]) -> float:
-        """Take one optimizer step on one or several batches and return the loss, a mean over all their samples.
+    def train_step(self, batches: list[Pair]) -> float:
+        """Take one optimizer step on one or several batches and return the loss, a mean over all that counts in them.
 
         Raises
         ------
         NotFinite
             On all ranks: the loss is not finite; names the step and the first module with such a result.
         """
-        samples = sum(x.shape[0] for x, _ in batches)
-        total = 0.0
-        for i, (x, y) in enumerate(batches):
+        parts = self._weighted(batches)
+        counted, total = sum(count for _, _, count in parts), 0.0
+        for i, (inputs, target, count) in enumerate(parts):
             state = random.get_state()
             with span("forward"):
-                loss = self.loss(self.model(x), y)
+                loss = self.task.loss(self.task.forward(self.model, inputs), target)
                 value = loss.item()
             if not isfinite(value):
-                self._stop_nonfinite(value, x, state)
-            total += value * (x.shape[0] / samples)
+                self._stop_nonfinite(value, inputs, state)
+            total += value * (count / counted)
             with span("backward"):
-                if len(batches) == 1:
+                if len(parts) == 1:
                     self.sync.backward(loss)
                 else:
-                    with nullcontext() if i + 1 == len(batches) else self.sync.accumulate():
-                        self.sync.backward(loss, weight=x.shape[0])
+                    with nullcontext() if i + 1 == len(parts) else self.sync.accumulate():
+                        self.sync.backward(loss, weight=count)
         with span("optimizer"):
             if self.job.optim.clip:
                 norm = clip_grad_norm_(self.model, self.job.optim.clip)
@@ -143,9 +145,17 @@ class Trainer:
         self.step += 1
         return total
 
-    def _stop_nonfinite(self, value: float, x: Tensor, state: dict[str, int]) -> None:
+    def _weighted(self, batches: list[Pair]) -> list[tuple[Any, Tensor, float]]:
+        """Each batch with its weight; of several, those in which nothing counts are left out."""
+        if len(batches) == 1:
+            return [(*batches[0], 1.0)]
+        weighted = [(*batch, self.task.count(*batch)) for batch in batches]
+        return [part for part in weighted if part[2]] or [(*batches[0], 1.0)]
+
+    def _stop_nonfinite(self, value: float, inputs: Any, state: dict[str, int]) -> None:
         random.set_state(state)
-        where = first_nonfinite(self.model, x)
+        operands = self.task.operands(inputs)
+        where = first_nonfinite(self.model, operands, lambda: self.task.forward(self.model, inputs))
         raise NotFinite(f"step {self.step + 1}: the loss is {value}; {where}")
 
     # ---- the whole run
@@ -197,15 +207,16 @@ class Trainer:
             self._advance(stream, progress)
             self._between()
 
-    def _advance(self, stream: Iterator[tuple[Tensor, Tensor]], progress: Progress) -> None:
+    def _advance(self, stream: Iterator[Pair], progress: Progress) -> None:
         """Take one step."""
         with self.tracer.step(self.step + 1):
+            before = self.train_batches.samples_seen
             with span("read batch", "io"):
                 batches = [next(stream) for _ in range(self.job.optim.accumulate)]
             self.last_lr = self.optimizer.lr()
             self.recent.append(self.train_step(batches))
         self.outstanding = True
-        progress.count(sum(x.shape[0] for x, _ in batches))
+        progress.count(self.train_batches.samples_seen - before)
 
     def _report(self, out: RunDirectory, progress: Progress) -> None:
         """Validate and write a record, if this step is to have one."""
@@ -218,7 +229,7 @@ class Trainer:
                 "loss": self.recent[-1],
                 "loss_mean": float(np.mean(self.recent)),
                 "lr": self.last_lr,
-                "samples_per_s": progress.lap(),
+                **self.task.rates(progress.lap()),
             }
             if validate:
                 with span("validation"):
@@ -277,15 +288,10 @@ class Trainer:
         for line in self.decisions:
             progress.say(f"  layout {line}")
 
-    def evaluate(self, batches: Batches, prefix: str) -> dict[str, float]:
+    def evaluate(self, batches: TensorBatches, prefix: str) -> dict[str, float]:
         """Return loss and scores over all samples of `batches`."""
         batches.position = type(batches.position)()
-        return evaluate(self.model, batches, self.loss, self._score(), prefix, self._between)
-
-    def _score(self) -> Segmentation | Regression:
-        if isinstance(self.job.model, config.UNet3d):
-            return Segmentation(self.job.model.classes, getattr(self.job.loss, "ignore_index", -100))
-        return Regression()
+        return evaluate(self.task, self.model, batches, prefix, self._between)
 
     def _finish(self, out: RunDirectory, progress: Progress) -> dict[str, Any]:
         result: dict[str, Any] = {k: v for k, v in self.history[-1].items() if k != "seconds"} if self.history else {}
@@ -293,8 +299,9 @@ class Trainer:
             result.update(self.evaluate(self.test, "test_"))
         state = self.model.state_dict()
         out.write_tensors("weights.h5", state, {"format": "hpcpar weights 1", "step": self.step})
-        if isinstance(self.job.model, config.UNet3d):
-            self._write_prediction(out)
+        source = self.test or self.validation or self.train_batches
+        for name, tensors in self.task.examples(self.model, source).items():
+            out.write_tensors(name, tensors)
         out.write_text("result.json", json.dumps(result, indent=2) + "\n")
         write_ranks(out, self.mesh, self.step, self.seconds())
         self.saver.finish()
@@ -304,32 +311,12 @@ class Trainer:
         progress.say(f"done: {shown or 'no validation or test data'}; results in {out.path}")
         return result
 
-    def _write_prediction(self, out: RunDirectory) -> None:
-        """Write input, label and prediction of the first sample that was not trained on, block by block."""
-        source = self.test or self.validation or self.train_batches
-        source.position = type(source.position)()
-        x, y = next(iter(source))
-        self.model.eval()
-        with no_grad():
-            predicted = F.argmax(self.model(x), 1)
-        self.model.train()
-        chosen = {"input": _first(x), "label": _first(y), "prediction": _first(predicted)}
-        out.write_tensors("prediction.h5", chosen)
-
     def close(self) -> None:
         """Stop reading ahead, and give signals back. No message: a rank that failed does so too."""
         self.signals.remove()
         for batches in (self.train_batches, self.validation, self.test):
             if batches is not None:
                 batches.close()
-
-
-def _first(x: Tensor) -> Tensor:
-    """The first sample of a batch whose samples may be split: its owner's block, others none."""
-    from hpcpar.layout.layout import Layout
-
-    rest = Layout(None, *[x.sig.dims[d] for d in range(1, x.ndim)])
-    return F.repartition(x, rest)[0]
 
 
 def train(job: Job, resume_from: str | None = None) -> dict[str, Any]:

@@ -19,6 +19,12 @@ T = TypeVar("T")
 _WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
 
 
+def number(default: float | int | None, least: float | None = None, most: float | None = None) -> Any:
+    """Declare a key with a number (or a list of them), bounded."""
+    bounds = {"least": least, "most": most}
+    return dataclasses.field(default=default, metadata={k: v for k, v in bounds.items() if v is not None})
+
+
 class ConfigError(ValueError):
     """A configuration that cannot be used; the message has one line for each thing that is wrong."""
 

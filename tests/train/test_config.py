@@ -6,8 +6,8 @@ import pytest
 
 from hpcpar.plan.virtual import VirtualMesh
 from hpcpar.train import toml
-from hpcpar.train.build import make_model
 from hpcpar.train.config import Adam, Cosine, CosmoFlow, UNet3d, dump_job, load_job, make_job
+from hpcpar.train.tasks import make_task
 from hpcpar.train.typed import ConfigError
 
 pytestmark = pytest.mark.serial
@@ -100,7 +100,7 @@ def test_the_configuration_says_which_convolutions_compute_in_bfloat16(job_file,
     job = load_job(job_file(), ["model.base=1", "model.levels=1", "run.compute=bfloat16", *keys])
     assert load_job(job_file(dump_job(job))) == job
     with VirtualMesh({"batch": 1}):
-        model = make_model(job)
+        model = make_task(job).make_model()
     chosen = {name: m.compute_dtype for name, m in model.named_modules() if hasattr(m, "compute_dtype")}
     assert {name for name, dtype in chosen.items() if dtype == "float32"} == kept and len(chosen) == 8
 
@@ -108,7 +108,7 @@ def test_the_configuration_says_which_convolutions_compute_in_bfloat16(job_file,
 def test_an_exception_from_bfloat16_that_names_no_convolution_is_a_mistake(job_file):
     job = load_job(job_file(), ["run.compute=bfloat16", "run.compute_except=['tail']"])
     with VirtualMesh({"batch": 1}), pytest.raises(ConfigError, match="run.compute_except: tail: no convolution"):
-        make_model(job)
+        make_task(job).make_model()
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def signalled(words, place, rank, number):
 
     from hpcpar.cli.main import main
     from hpcpar.data.hdf5 import HDF5Dataset
-    from hpcpar.train import evaluate
+    from hpcpar.train import scores
     from hpcpar.train.trainer import Trainer
 
     sent = []
@@ -59,7 +59,7 @@ def signalled(words, place, rank, number):
     if place == "train":
         before(Trainer, "train_step", 3)
     elif place == "validation":
-        before(evaluate.Segmentation, "add", 2)  # the second batch of the validation at step 4
+        before(scores.Confusion, "add", 2)  # the second batch of the validation at step 4
     elif place == "data":
         before(HDF5Dataset, "read", 15)  # in the thread that reads ahead, while the main thread works or waits
     elif place == "start":

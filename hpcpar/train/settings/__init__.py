@@ -1,0 +1,1 @@
+"""The tables of a configuration that have variants: models, data, optimizers, schedules, losses."""
