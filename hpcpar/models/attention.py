@@ -21,8 +21,8 @@ Initializer = Callable[[Tensor], Any]
 class ToHeads(nn.Module):
     """A linear layer from the stream (N, S, C) onto heads (N, H, S, E).
 
-    The weight is kept as (heads, head_dim, width), so that heads may be split, evenly or not; ``state_dict(numpy=True)``
-    shows torch's (heads * head_dim, width).
+    The weight is kept as (heads, head_dim, width), so that heads may be split, evenly or not;
+    ``state_dict(numpy=True)`` shows torch's (heads * head_dim, width).
 
     Parameters
     ----------

@@ -60,16 +60,9 @@ class LayerCache:
         first, top = int(where.min(initial=0)), int(where.max(initial=-1)) + 1
         if top > self.capacity or first < 0:
             raise ValueError(f"the cache has {self.capacity} slots, positions go from {first} to {top - 1}")
-        a, b = key.sig.box[0]
-        mine = where[a:b]
-        self._put(key.shard, value.shard, mine)
+        self._put(key.shard, value.shard, where[slice(*key.sig.box[0])])
         keys, values = (self._seen(buffer, top, key) for buffer in (self.keys, self.values))
-        slots = np.arange(top)
-        visible = slots <= mine[:, None, :, None]
-        if window is not None:
-            visible &= slots >= mine[:, None, :, None] - window[0]
-        visible = array_module(key.shard).asarray(visible)
-        mask = from_shard(visible, (n, 1, length, top), key.mesh, Layout(key.sig.dims[0]))
+        mask = _mask(key, where, top, window)
         grouped = query.shape[1] != key.shape[1]
         return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, enable_gqa=grouped)
 
@@ -87,6 +80,18 @@ class LayerCache:
     def _seen(buffer: Any, top: int, like: Tensor) -> Tensor:
         part = buffer[:, :top].transpose(0, 2, 1, 3)
         return from_shard(part, (*like.shape[:2], top, part.shape[3]), like.mesh, like.layout)
+
+
+def _mask(key: Tensor, where: np.ndarray, top: int, window: tuple[int, int] | None) -> Tensor:
+    """Which of `top` slots queries at the positions `where` see: bool (N, 1, S, top), split like the texts."""
+    n, length = where.shape
+    batch = key.sig.dims[0] if n != 1 else ()  # a dim of length 1 is one that is broadcast, and carries no axis
+    mine = (where[slice(*key.sig.box[0])] if batch else where)[:, None, :, None]
+    slots = np.arange(top)
+    visible = slots <= mine
+    if window is not None:
+        visible &= slots >= mine - window[0]
+    return from_shard(array_module(key.shard).asarray(visible), (n, 1, length, top), key.mesh, Layout(batch))
 
 
 class Cache:

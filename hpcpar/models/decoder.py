@@ -78,8 +78,10 @@ class Decoder(nn.Module):
     order : {"natural", "zigzag"}
         The order in which the model takes tokens, set by the plan (`Spread.order`). The model never reorders: whoever
         makes the batches brings tokens, documents and targets into `token_order`; positions follow by themselves.
-    sequence : tuple of str
-        The mesh axes by which the plan splits tokens.
+    layout : Layout or None
+        Of the tokens (N, S), set by the plan.
+    logits : Layout or None
+        Of the logits (N, S, V), set by the plan.
 
     Notes
     -----
@@ -90,8 +92,8 @@ class Decoder(nn.Module):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        self.config, self.logits = config, None
-        self.order, self.sequence = "natural", ()
+        self.config = config
+        self.order, self.logits = "natural", None
         weights = _normal(config.init_std)
         residual_weights = _normal(config.init_std / sqrt(2 * config.layers))
         self.embedding = nn.Embedding(config.vocab_size, config.width)
@@ -113,7 +115,7 @@ class Decoder(nn.Module):
         Parameters
         ----------
         tokens : Tensor
-            (N, S) integers, split like `Spread.tokens`, in the model's `order`.
+            (N, S) integers in the model's `order`; brought to its `layout`.
         positions : Tensor or array, optional
             (S,) or (N, S) positions in the text; 0, 1, 2, ... by default, in the model's order.
         documents : Tensor, optional
@@ -121,6 +123,12 @@ class Decoder(nn.Module):
         cache : Cache, optional
             Of earlier calls: their tokens are seen too, and these are added. For generating, without gradients.
         """
+        return self.logits_of(self.features(tokens, positions, documents, cache))
+
+    def features(
+        self, tokens: Tensor, positions: Any = None, documents: Tensor | None = None, cache: Cache | None = None
+    ) -> Tensor:
+        """Return the stream (N, S, width) behind the last norm; arguments as of `forward`."""
         if tokens.ndim != 2 or tokens.dtype.kind not in "iu":
             raise ValueError(f"a Decoder takes integers (N, S), got {tokens.dtype} of shape {tokens.shape}")
         places = self._positions(tokens, positions, cache)
@@ -130,9 +138,10 @@ class Decoder(nn.Module):
         x = self.drop(x)
         for i, block in enumerate(self.blocks):
             x = block(x, places, documents, None if cache is None else cache.layers[i])
-        return self._head(self.norm(x))
+        return self.norm(x)
 
-    def _head(self, x: Tensor) -> Tensor:
+    def logits_of(self, x: Tensor) -> Tensor:
+        """Return the logits (N, S, vocab_size) of `features`, or of some of their tokens."""
         return F.linear(x, self.embedding.weight, out=self.logits) if self.head is None else self.head(x)
 
     def _positions(self, tokens: Tensor, positions: Any, cache: Cache | None) -> Tensor:
@@ -160,7 +169,7 @@ class Decoder(nn.Module):
         """
         if self.order == "natural":
             return np.arange(length)
-        return zigzag(length, self.embedding.weight.mesh.length(*self.sequence))
+        return zigzag(length, self.embedding.weight.mesh.length(*self.layout.entry(1)))
 
     def placements(self, mesh: Mesh, spread: Spread) -> dict[str, Entry]:
         """Return the plan; see `hpcpar.models.decoder_plan`."""

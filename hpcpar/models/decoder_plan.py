@@ -62,7 +62,7 @@ def decoder_placements(config: DecoderConfig, mesh: Mesh, spread: Spread) -> dic
     keep = "source" if rows else None
     options = {"order": spread.order}
     plan: dict[str, Entry] = {
-        "": Placement(options={**options, "sequence": spread.sequence, "logits": flow.inner}),
+        "": Placement(input=spread.tokens, options={**options, "logits": flow.inner}),
         "embedding": Placement(out=flow.residual, weight=Layout(split, rows), keep=keep),
         "blocks.*.attention": Placement(options={**options, "context": spread.context}),
         "blocks.*.attention.q": _to_heads(split, rows, flow.heads, config.attention_bias, keep),

@@ -15,7 +15,13 @@ PREFIX = "transformer."
 """Before every name but the head's; files made from the model without its head lack it."""
 BUFFERS = ("attn.bias", "attn.masked_bias")
 """Ends of the names of what is stored and is no weight."""
-ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu", "silu": "silu"}
+ACTIVATIONS = {
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu": "gelu",
+    "relu": "relu",
+    "silu": "silu",
+}
 
 
 def read_config(table: Mapping[str, Any], dropout: float | None) -> DecoderConfig:

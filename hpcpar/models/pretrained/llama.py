@@ -1,4 +1,4 @@
-"""Llama, Mistral and Qwen 2 in the format of the Hugging Face libraries: one layout of tensors, three configurations."""
+"""Llama, Mistral and Qwen 2 in the format of the Hugging Face libraries: one set of tensors, three configurations."""
 
 from __future__ import annotations
 
