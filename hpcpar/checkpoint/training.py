@@ -20,9 +20,19 @@ MODEL, OPTIMIZER = "model", "optimizer"
 
 
 def model_tensors(model: Module) -> tuple[dict[str, Tensor], dict[str, tuple[int, ...]]]:
-    """Return parameters and persistent buffers by name in the checkpoint, and torch's shapes of them."""
-    found = {f"{MODEL}/{name}": entry for name, entry in entries(model).items()}
+    """Return parameters and persistent buffers by name in the checkpoint, and torch's shapes of them.
+
+    A tensor that has several names, as tied weights have, is there once, under its first name.
+    """
+    all_names, first_names = entries(model), first_name_of(model)
+    found = {f"{MODEL}/{name}": entry for name, entry in all_names.items() if first_names[name] == name}
     return {name: e.tensor for name, e in found.items()}, {name: e.shape for name, e in found.items()}
+
+
+def first_name_of(model: Module) -> dict[str, str]:
+    """Return for each name of the state the first name under which the same tensor is known."""
+    first: dict[int, str] = {}
+    return {name: first.setdefault(id(entry.tensor), name) for name, entry in entries(model).items()}
 
 
 def optimizer_tensors(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -62,8 +72,9 @@ def restore_model(checkpoint: Checkpoint, model: Module) -> None:
     stored = checkpoint.group(MODEL)
     if not stored:
         raise CheckpointError(f"{checkpoint.path} holds no model")
+    again = {name: stored[first] for name, first in first_name_of(model).items() if first in stored}
     try:
-        model.load_state_dict(stored)
+        model.load_state_dict({**again, **stored})
     except CheckpointError:
         raise
     except ValueError as error:
