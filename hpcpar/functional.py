@@ -33,6 +33,7 @@ from hpcpar.ops.elementwise import (
 )  # fmt: skip
 from hpcpar.ops.embedding import embedding
 from hpcpar.ops.gather import crop, flip, pad, roll
+from hpcpar.ops.grid_attention import grid_attention
 from hpcpar.ops.join import cat, stack
 from hpcpar.ops.layer_norm import layer_norm
 from hpcpar.ops.linear import einsum, linear, matmul

@@ -1,0 +1,128 @@
+"""Attention over all tokens of a grid whose dims are split: every token of a volume sees every other one.
+
+The tokens of a split grid are no sequence that could be split likewise: in the row-major order of (D, H, W) the tokens
+of one rank are many short runs. But without an order of tokens attention needs no sequence. Each rank flattens what it
+has, and the grid stays on the axes that split it:
+
+- ``"all_to_all"`` (after Jacobs et al. 2023, arXiv 2309.14509): heads are split by the axes of the grid and tokens are
+  whole, for the time of the attention. Query, key, value and result move once each: with p blocks
+  ``4 (p - 1) / p^2 N S C`` words a rank forward and as many backward.
+- ``"gather"``: the query stays, key and value are gathered, and their gradients are reduce-scattered:
+  ``2 (p - 1) / p N S C`` words forward and as many backward; every rank holds all keys and values.
+
+All-to-all is never dearer, and gathers nothing, but leaves ranks idle where heads do not divide evenly among them.
+Both are moves that `repartition` makes, uneven and empty blocks included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+from hpcpar import kernels
+from hpcpar.kernels import Visible
+from hpcpar.layout.layout import Layout, LayoutError
+from hpcpar.ops.core import Op, Rule, split_conflict
+from hpcpar.ops.repartition import repartition
+from hpcpar.signature import Signature, signature
+from hpcpar.tensors import Tensor
+
+CONTEXTS = ("auto", "all_to_all", "gather")
+_EVERYTHING = Visible()
+
+
+class GridAttention(Op):
+    """Attention of a part of the tokens (or of the heads) to all tokens; operands (N, H, *grid, E)."""
+
+    name = "grid_attention"
+
+    def rule(self, sigs: tuple[Signature, ...], context: str) -> Rule:
+        q = sigs[0].resolved
+        if q.dims[-1]:
+            raise LayoutError(
+                f"grid_attention of {sigs[0]!r}: features may not be split; split samples, heads and the grid, or "
+                f"repartition to {q.layout.replace(len(q.shape) - 1, None)!r} first"
+            )
+        for sig in sigs[1:]:
+            if sig.split_axes and sig.resolved.dims != q.dims:
+                raise split_conflict(self.name, sigs, f"repartition all to {q.layout!r} first")
+        axes = grid_axes(q)
+        if context == "all_to_all":
+            heads = Layout(q.dims[0], (*q.dims[1], *axes))
+            moves = grads = [sig.with_layout(heads) for sig in sigs]
+        else:
+            whole = [sig.with_layout(Layout(*q.dims[:2])) for sig in sigs[1:]]
+            moves, grads = [q, *whole], [q, *[sig.with_partial(q.mesh.sort(axes)) for sig in whole]]
+        out = signature(q.mesh, (*q.shape[:-1], sigs[2].shape[-1]), moves[0].layout)
+        return Rule(out, moves, grads, sigs)
+
+    def flops(self, rule: Rule) -> int:
+        n, h, *grid, e = rule.grads[0].shape
+        return 2 * n * h * prod(grid) ** 2 * (e + rule.out.shape[-1])
+
+    def forward(self, rule: Rule, arrays: Sequence[Any], extra: Any) -> tuple[Any, Any]:
+        out, lse = kernels.attention_forward(*[_flat(a) for a in arrays], extra, _EVERYTHING)
+        return out.reshape(rule.out.local_shape), (*arrays, out, lse, extra)
+
+    def backward(self, rule: Rule, saved: Any, g: Any, needs: tuple[bool, ...]) -> tuple:
+        *arrays, out, lse, scale = saved
+        grads = kernels.attention_backward(_flat(g), *[_flat(a) for a in arrays], out, lse, scale, _EVERYTHING)
+        return tuple(d.reshape(a.shape) for d, a in zip(grads, arrays, strict=True))
+
+
+def grid_axes(sig: Signature) -> tuple[str, ...]:
+    """Return the axes that split the grid of (N, H, *grid, E)."""
+    return tuple(a for stack in sig.dims[2:-1] for a in stack)
+
+
+def _flat(a: Any) -> Any:
+    """Local (N, H, *grid, E) as (N, H, S, E)."""
+    return a.reshape(*a.shape[:2], prod(a.shape[2:-1]), a.shape[-1])
+
+
+_grid_attention = GridAttention()
+
+
+def grid_attention(
+    query: Tensor, key: Tensor, value: Tensor, scale: float | None = None, *, context: str = "auto"
+) -> Tensor:
+    """Return scaled dot-product attention over all tokens of a grid.
+
+    Parameters
+    ----------
+    query, key : Tensor
+        (N, H, *grid, E) with 1 to 3 dims of tokens; samples, heads and the grid may be split, alike in all three.
+    value : Tensor
+        (N, H, *grid, V).
+    scale : float, optional
+        Of the scores; ``1 / sqrt(E)`` by default.
+    context : {"auto", "all_to_all", "gather"}
+        How a split grid is served (see this module). By default all-to-all where the heads divide evenly among the
+        ranks that would share them, else gather.
+
+    Returns
+    -------
+    Tensor
+        (N, H, *grid, V), split like the query.
+
+    Raises
+    ------
+    ValueError
+        Shapes that do not fit, an unknown context.
+    LayoutError
+        Operands that lie differently, or a split of the features.
+    """
+    if not 4 <= query.ndim <= 6 or key.shape != query.shape or value.shape[:-1] != query.shape[:-1]:
+        raise ValueError(
+            f"grid_attention takes query, key and value (N, H, 1 to 3 dims of tokens, E), got {query.shape}, "
+            f"{key.shape} and {value.shape}"
+        )
+    if context not in CONTEXTS:
+        raise ValueError(f"grid_attention: context is one of {', '.join(CONTEXTS)}, got {context!r}")
+    sig = query.sig.resolved
+    if context == "auto":
+        parts = sig.parts(1) * prod(sig.mesh.shape[a] for a in grid_axes(sig))
+        context = "gather" if sig.shape[1] % parts else "all_to_all"
+    out = _grid_attention((query, key, value), (context,), sig.shape[-1] ** -0.5 if scale is None else float(scale))
+    return repartition(out, sig.layout)
