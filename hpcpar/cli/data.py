@@ -1,4 +1,7 @@
-"""Make one of the built-in data sets. Under mpiexec the ranks share the work; files that are there already are kept."""
+"""Make a data set: a built-in one, or one from texts.
+
+Under mpiexec the ranks share the work; files that are there already are kept.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-SUMMARY = "make a built-in data set: brain, cosmology"
+SUMMARY = "make a data set: brain, cosmology, text"
 PARALLEL = True
 
 BRAIN = """The ICBM 152 T1 template (1 mm, in the nilearn package) with labels background, grey, white, other tissue.
@@ -19,6 +22,17 @@ COSMOLOGY = """Universes with drawn Omega_m, sigma_8, n_s and H_0: particle coun
 
 The files are those of the public CosmoFlow sets in form (full, unitPar); structure comes from Lagrangian perturbation
 theory to second order, and is the same for any number of ranks.
+"""
+TEXT = """Files of text as HDF5 files of tokens, parted into training, validation and test.
+
+A document is a file, or what --split-at says; parts are made of whole documents, drawn by --seed. A single document is
+cut by position: training, then validation, then test. Tokens are bytes, or those of a tokenizer.json.
+
+Python's own library, and the King James Bible by chapters (Debian's packages bible-kjv and bible-kjv-text):
+
+  hpcpar data text --from $(python -c "import sysconfig; print(sysconfig.get_paths()['stdlib'])") --pattern "*.py" \\
+      --exclude "*-packages/*"
+  bible -f Gen1:1-Rev22:21 > kjv.txt && hpcpar data text --from kjv.txt --split-at "\\w+:1 " --out data/kjv
 """
 
 
@@ -40,6 +54,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     cosmology.add_argument("--seed", type=int, default=0, metavar="N")
     cosmology.add_argument("--out", metavar="DIR", help="folder (default data/cosmology-WIDTH)")
     cosmology.set_defaults(make=make_cosmology)
+    _add_text(sets.add_parser("text", help="files of text as tokens", description=TEXT, formatter_class=shape))
+
+
+def _add_text(text: argparse.ArgumentParser) -> None:
+    text.add_argument("--from", dest="source", required=True, metavar="PATH", help="a file, or a folder with all in it")
+    text.add_argument("--pattern", default="*", metavar="NAME", help="names of files in a folder (default *)")
+    text.add_argument("--exclude", action="append", default=[], metavar="PATH", help="paths to leave out, with * and ?")
+    text.add_argument("--split-at", metavar="REGEX", help="a document begins at each line that begins like this")
+    text.add_argument("--tokenizer", metavar="FILE", help="a tokenizer.json (default: tokens are bytes)")
+    text.add_argument("--end", metavar="TOKEN", help="its token for the end of a document (default: found by its name)")
+    text.add_argument("--validation", type=float, default=0.05, metavar="SHARE", help="of the bytes (default 0.05)")
+    text.add_argument("--test", type=float, default=0.05, metavar="SHARE", help="of the bytes (default 0.05)")
+    text.add_argument("--seed", type=int, default=0, metavar="N", help="of the draw of documents (default 0)")
+    text.add_argument("--out", default="data/text", metavar="DIR", help="folder (default data/text)")
+    text.set_defaults(make=make_text)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -75,6 +104,27 @@ def make_cosmology(args: argparse.Namespace, rank: int, size: int, report: Calla
         box=args.box,
         redshifts=args.redshifts,
         particles=args.particles,
+        rank=rank,
+        size=size,
+        report=report,
+    )
+
+
+def make_text(args: argparse.Namespace, rank: int, size: int, report: Callable[[str], None]) -> list[Path]:
+    """Call the maker of texts with the options given."""
+    from hpcpar.data import text
+
+    return text.make_text(
+        args.out,
+        args.source,
+        pattern=args.pattern,
+        exclude=args.exclude,
+        split_at=args.split_at,
+        tokenizer=args.tokenizer,
+        end=args.end,
+        validation=args.validation,
+        test=args.test,
+        seed=args.seed,
         rank=rank,
         size=size,
         report=report,

@@ -10,7 +10,15 @@ from hpcpar.data.loader import Batch, Loader
 from hpcpar.data.sampler import Position, Sampler
 
 # looked up when first used: tensors start MPI, which reading and making data do without
-_HOMES = {"Batches": "batches", "TensorBatches": "batches", "make_brain": "commands", "make_cosmology": "commands"}
+_HOMES = {
+    "Batches": "batches",
+    "TensorBatches": "batches",
+    "TextBatches": "text_batches",
+    "TextDataset": "text_dataset",
+    "make_brain": "commands",
+    "make_cosmology": "commands",
+    "make_text": "commands",
+}
 
 __all__ = [
     "Batch",
@@ -27,9 +35,12 @@ __all__ = [
     "ScaleShift",
     "SwapDims",
     "TensorBatches",
+    "TextBatches",
+    "TextDataset",
     "Transform",
     "make_brain",
     "make_cosmology",
+    "make_text",
     "make_transforms",
 ]
 

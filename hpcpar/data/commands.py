@@ -10,7 +10,8 @@ from pathlib import Path
 
 from hpcpar.data.brain import make_brain
 from hpcpar.data.cosmology import make_cosmology
+from hpcpar.data.text import make_text
 
-__all__ = ["DATA_SETS", "make_brain", "make_cosmology"]
+__all__ = ["DATA_SETS", "make_brain", "make_cosmology", "make_text"]
 
-DATA_SETS: dict[str, Callable[..., list[Path]]] = {"brain": make_brain, "cosmology": make_cosmology}
+DATA_SETS: dict[str, Callable[..., list[Path]]] = {"brain": make_brain, "cosmology": make_cosmology, "text": make_text}

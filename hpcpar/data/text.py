@@ -1,0 +1,173 @@
+"""Texts as tokens in HDF5 files: what ``hpcpar data text`` makes.
+
+A file holds a stream of documents, each begun by the token that ends documents, and one more such token at the end of
+the file: so the first token of a document has something to be predicted from, and its end is predicted too.
+
+========== ========================== =====================================================================
+dataset    shape, dtype               contents
+========== ========================== =====================================================================
+tokens     (T + 1,) uint16 or uint32  T tokens of documents and their begins, and the last end
+offsets    (D + 1,) int64             where each document begins; the last is T
+bytes      (D,) int64                 raw bytes of each document: what bits per byte divide by
+names      (n,) uint8                 names of the documents, a line each
+tokenizer  (n,) uint8                 contents of the ``tokenizer.json``; empty where tokens are bytes
+========== ========================== =====================================================================
+
+Attributes: ``format`` ("hpcpar text 1"), ``vocabulary`` and ``end`` (its number of the token between documents).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from hpcpar.data.files import DataError, is_made, make_folder, write_hdf5, write_json
+from hpcpar.data.text_sources import Document, deal, find_documents, part_documents
+from hpcpar.data.text_tokens import Tokens, dtype_for, make_tokens
+
+__all__ = ["FORMAT", "make_text"]
+
+FORMAT = "hpcpar text 1"
+
+
+def make_text(
+    out: str | os.PathLike,
+    source: str | os.PathLike,
+    *,
+    pattern: str = "*",
+    exclude: Sequence[str] = (),
+    split_at: str | None = None,
+    tokenizer: str | os.PathLike | None = None,
+    end: str | None = None,
+    validation: float = 0.05,
+    test: float = 0.05,
+    seed: int = 0,
+    file_bytes: int = 64 << 20,
+    rank: int = 0,
+    size: int = 1,
+    report: Callable[[str], None] = lambda line: None,
+) -> list[Path]:
+    """
+    Write a text as HDF5 files of tokens.
+
+    Parameters
+    ----------
+    out : path
+        Folder; gets ``train``, ``validation``, ``test`` (those with a share) and ``dataset.json``.
+    source, pattern, exclude, split_at
+        What the documents are; see `find_documents`.
+    tokenizer : path, optional
+        A ``tokenizer.json``; by default tokens are bytes.
+    end : str, optional
+        Its token for the end of a document; see `FileTokens`.
+    validation, test, seed
+        Shares of the bytes; see `part_documents`.
+    file_bytes : int
+        Raw bytes after which a new file begins.
+    rank, size : int
+        This process and how many share the work: file i is made by rank ``i % size``.
+    report : callable
+        Gets a line of text for each thing done.
+
+    Returns
+    -------
+    list of Path
+        All files of the set, on every rank (also those that other ranks make).
+
+    Raises
+    ------
+    FileNotFoundError, ModuleNotFoundError
+        The source, or the package that reads tokenizers, is missing.
+    DataError
+        There are no documents; or a file made from other parameters or contents is in the way.
+
+    Notes
+    -----
+    The files' bytes are a function of documents and parameters, not of the number of ranks. Files that are there are
+    kept.
+    """
+    if file_bytes < 1:
+        raise ValueError(f"file_bytes is {file_bytes}: a file holds at least one byte")
+    out, tokens = make_folder(out), make_tokens(tokenizer, end)
+    documents = find_documents(source, pattern, exclude, split_at)
+    parts = part_documents(documents, {"validation": validation, "test": test}, seed)
+    files = {
+        f"{part}/{number:05d}.h5": dealt
+        for part, chosen in parts.items()
+        for number, dealt in enumerate(deal(chosen, file_bytes))
+    }
+    _require_room(out, list(files))
+    written = 0
+    for name in list(files)[rank::size]:
+        written += _write(out / name, name, files[name], tokens)
+    report(f"text: {written} files written, {len(list(files)[rank::size]) - written} already there, in {out}")
+    if rank == 0:
+        write_json(out / "dataset.json", _summary(source, parts, files, tokens))
+    return [out / name for name in files]
+
+
+def _write(path: Path, name: str, documents: Sequence[Document], tokens: Tokens) -> bool:
+    """Make one file unless it is there."""
+    texts = [document.read() for document in documents]
+    names = "\n".join(document.name for document in documents).encode()
+    contents = hashlib.blake2b(names, digest_size=16)
+    for text in texts:
+        contents.update(hashlib.blake2b(text).digest())
+    vocabulary = hashlib.blake2b(tokens.text.encode(), digest_size=16).hexdigest()
+    recipe = {
+        "data": "text", "format": FORMAT, "name": name, "contents": contents.hexdigest(), "vocabulary": vocabulary,
+        "end": tokens.end,
+    }  # fmt: skip
+    if is_made(path, recipe):
+        return False
+    make_folder(path.parent)
+    stream, offsets = encode(texts, tokens)
+    datasets = {
+        "tokens": stream,
+        "offsets": offsets,
+        "bytes": np.array([len(text) for text in texts], np.int64),
+        "names": np.frombuffer(names, np.uint8),
+        "tokenizer": np.frombuffer(tokens.text.encode(), np.uint8),
+    }
+    write_hdf5(path, datasets, {"format": FORMAT, "vocabulary": tokens.size, "end": tokens.end}, recipe)
+    return True
+
+
+def encode(texts: Sequence[bytes], tokens: Tokens) -> tuple[np.ndarray, np.ndarray]:
+    """Return the stream of tokens of some documents, and where each begins; its last entry is the last end's place."""
+    between = np.array([tokens.end], dtype_for(tokens.size))
+    pieces = [np.concatenate([between, tokens.encode(text).astype(between.dtype)]) for text in texts]
+    offsets = np.concatenate([[0], np.cumsum([len(piece) for piece in pieces])]).astype(np.int64)
+    return np.concatenate([*pieces, between]), offsets
+
+
+def _require_room(out: Path, names: Sequence[str]) -> None:
+    """Files that an earlier set has left among ours would be trained on too."""
+    there = {path.relative_to(out).as_posix() for path in out.glob("*/*.h5") if not path.name.startswith(".")}
+    strangers = sorted(there.difference(names))
+    if strangers:
+        raise DataError(f"{out} holds {strangers[0]}, which is no file of this set; choose another folder or remove it")
+
+
+def _summary(
+    source: str | os.PathLike, parts: dict[str, list[Document]], files: dict[str, list[Document]], tokens: Tokens
+) -> dict:
+    """Contents of ``dataset.json``."""
+    return {
+        "data": "text",
+        "source": Path(source).name,
+        "vocabulary": tokens.size,
+        "end": tokens.end,
+        "sets": {
+            part: {
+                "documents": len(chosen),
+                "bytes": sum(document.size for document in chosen),
+                "files": [name for name in files if name.startswith(f"{part}/")],
+            }
+            for part, chosen in parts.items()
+        },
+    }
