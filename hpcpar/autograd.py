@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpcpar.primitives.repartition import move
+from hpcpar.primitives import under_way
+from hpcpar.primitives.repartition import move, plan
 from hpcpar.signature import Signature
 from hpcpar.sources import Saved
 
@@ -27,9 +29,13 @@ Contributions = dict[Signature, Any]
 
 _enabled = True
 _epoch = 0
+_walks = 0
 _next = count().__next__
 observers: list[Callable[..., None]] = []
 """Called as ``observer(node, gradient, gradients)`` after the gradient rule of each node (the checked mode does)."""
+
+at_end: list[Callable[[], None]] = []
+"""Called when a backward has ended, or was given up; not by one inside another."""
 
 _order = attrgetter("order")
 
@@ -48,7 +54,7 @@ class Node:
     owned : set or None
         Under which signatures the array belongs to this node alone and may be added to in place.
     waiting : int
-        Of a leaf during the walk: how many of its consumers have still to be visited.
+        During the walk: how many of its consumers have still to be visited.
     note : object
         What an observer of the operation wants to find again in backward; not set otherwise.
     """
@@ -106,6 +112,11 @@ def epoch() -> int:
     return _epoch
 
 
+def walking() -> bool:
+    """Whether a backward is going on."""
+    return _walks > 0
+
+
 @contextmanager
 def no_grad() -> Iterator[None]:
     """Record nothing inside the block (also usable as a decorator)."""
@@ -142,7 +153,7 @@ def backward(root: Tensor, gradient: Any = None, retain_graph: bool = False) -> 
     retain_graph : bool
         Keep what the nodes saved, so that the same graph can be walked again.
     """
-    global _epoch
+    global _epoch, _walks
     _epoch += 1
     if root.node is None:
         raise RuntimeError("backward of a tensor that does not require a gradient")
@@ -152,20 +163,28 @@ def backward(root: Tensor, gradient: Any = None, retain_graph: bool = False) -> 
         gradient = np.ones_like(root._data)
     nodes = _collect(root.node)
     root.node.add(root.sig.resolved, gradient)
+    _walks += 1
     try:
         if root.node.op is None:
             root.node.waiting = 0
             _finish_leaf(root.node)
         for node in nodes:
             _visit(node, retain_graph)
+        under_way.finish()
     except BaseException:
         for node in nodes:
             node.contributions = None
+        under_way.abandon()
         raise
+    finally:
+        _walks -= 1
+        if not _walks:
+            for end in at_end:
+                end()
 
 
 def _collect(root: Node) -> list[Node]:
-    """Return the operations that `root` came from, latest first, and count for each leaf how many use it."""
+    """Return the operations that `root` came from, latest first, and count for each input how many use it."""
     if root.op is None:
         return []
     nodes, seen = [root], {root}
@@ -188,29 +207,57 @@ def _collect(root: Node) -> list[Node]:
 def _visit(node: Node, retain_graph: bool) -> None:
     contributions, rule = node.contributions, node.rule
     grads: Any = None
+    given = -1  # up to which input the gradient was handed on early
     if contributions is not None:  # else nothing flowed here; its inputs are counted down all the same
         node.contributions = None
         if node.op.passes_gradient:
             _pass_on(node, contributions)
         else:
             gradient = settle(contributions, rule.out.resolved)
+            if gradient.__class__ is under_way.Move:
+                gradient = gradient.wait()
             saved = node.saved.fetch() if node.saved.__class__ is Saved else node.saved
-            grads = node.op.backward(rule, saved, gradient, node.needs)
+            if node.op.gives_early and _reduces_early(node):
+                given = 0
+                grads = node.op.backward_early(rule, saved, gradient, node.needs, partial(_give_early, node))
+            else:
+                grads = node.op.backward(rule, saved, gradient, node.needs)
             if observers:
                 for observer in observers:
                     observer(node, gradient, grads)
     if not retain_graph:
         node.saved = node.rule = None
     for i, child in enumerate(node.inputs):
-        if child is None:
+        if child is None or i == given:
             continue
         leaf = child.op is None
         if grads is not None and grads[i] is not None:
             child.add(rule.grads[i], grads[i], leaf and _is_own(grads[i], gradient))
-        if leaf:
-            child.waiting -= 1
-            if child.waiting == 0:
-                _finish_leaf(child)
+        child.waiting -= 1
+        if leaf and child.waiting == 0:
+            _finish_leaf(child)
+
+
+def _reduces_early(node: Node) -> bool:
+    """Whether the gradient of operand 0 is wanted, and operand 1 is a weight whose plan overlaps its reduction."""
+    weight = node.inputs[1]
+    return node.needs[0] and weight is not None and weight.op is None and "reduce" in weight.leaf.overlap
+
+
+def _give_early(node: Node, gradient: Any) -> None:
+    """Hand on the gradient of operand 0; where it was the last that its tensor waited for, start what completes it."""
+    child = node.inputs[0]
+    child.add(node.rule.grads[0], gradient)
+    child.waiting -= 1
+    if child.waiting:
+        return
+    if child.op is None:
+        _finish_leaf(child)
+    elif not child.op.passes_gradient and len(child.contributions) == 1:
+        ((sig, array),) = child.contributions.items()
+        target = child.rule.out.resolved
+        if sig is not target and plan(sig, target).sends:
+            child.contributions = {target: under_way.Move(array, sig, target)}
 
 
 def _pass_on(node: Node, contributions: Contributions) -> None:

@@ -18,11 +18,18 @@ if TYPE_CHECKING:
 
 
 class Source(NamedTuple):
-    """An array as it lies, and the signature under which backward needs it."""
+    """An array as it lies, the signature under which backward needs it, and a parameter that is gathered ahead."""
 
     array: Any
     sig: Signature
     target: Signature
+    parameter: Tensor | None = None
+
+    def fetch(self) -> Any:
+        """Return the array under the target; collective."""
+        if self.parameter is None:
+            return move(self.array, self.sig, self.target)
+        return self.parameter.ahead.fetch(self.parameter, self.array, self.sig, self.target)
 
 
 class Saved(tuple):
@@ -30,7 +37,7 @@ class Saved(tuple):
 
     def fetch(self) -> tuple:
         """Return what the operation saved; the sources are moved, which is collective."""
-        return tuple(move(*item) if isinstance(item, Source) else item for item in self)
+        return tuple(item.fetch() if isinstance(item, Source) else item for item in self)
 
 
 def by_source(
@@ -41,7 +48,7 @@ def by_source(
     Only operations that save operands in a tuple take part; moves without messages are not worth it.
     """
     sources = {
-        id(array): Source(tensor._data, tensor.sig, target)
+        id(array): Source(tensor._data, tensor.sig, target, None if tensor.ahead is None else tensor)
         for tensor, target, array in zip(tensors, moves, arrays, strict=True)
         if target is not None and tensor.keep == "source" and plan(tensor.sig, target).sends
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,7 +13,11 @@ from hpcpar.autograd import Contributions, Node
 from hpcpar.layout.layout import Layout
 from hpcpar.mesh import Mesh, current_mesh
 from hpcpar.primitives.repartition import move, plan
+from hpcpar.primitives.under_way import Move
 from hpcpar.signature import Signature, signature
+
+if TYPE_CHECKING:
+    from hpcpar.ahead import Ahead
 
 
 class Tensor:
@@ -34,6 +38,10 @@ class Tensor:
     keep : {"moved", "source"}
         What an operation saves of a moved operand for backward: the result of the move, or what it was made from, to be
         moved again (see `hpcpar.sources`).
+    overlap : frozenset of str
+        Of a weight: which messages of its layer go on under computation, of "reduce" (the gradient of the input under
+        the product for that of the weight), "scatter" (the gradient of the weight under the rest of backward) and
+        "gather" (the weight under the layer before, by `ahead`). Set by plans (`hpcpar.Placement`).
 
     Notes
     -----
@@ -49,6 +57,8 @@ class Tensor:
     hooks: list[Callable[[Tensor], None]] | None = None
     name = ""
     keep = "moved"
+    overlap: frozenset[str] = frozenset()
+    ahead: Ahead | None = None
     _moved: list | None = None
 
     def __init__(self, data: Any, sig: Signature, requires_grad: bool = False) -> None:
@@ -153,8 +163,12 @@ class Tensor:
                 array = held()
                 if array is not None:
                     return array
-        array = move(self._data, self.sig, target)
-        if plan(self.sig, target).sends:
+        sends = plan(self.sig, target).sends
+        if sends and self.ahead is not None:
+            array = self.ahead.fetch(self, self._data, self.sig, target)
+        else:
+            array = move(self._data, self.sig, target)
+        if sends:
             kept = [entry for entry in self._moved or () if entry[0] is not target and entry[1]() is not None]
             self._moved = [*kept, (target, weakref.ref(array), autograd.epoch())]
         return array
@@ -164,11 +178,13 @@ class Tensor:
         if data.shape != self.sig.local_shape:
             raise ValueError(f"the shard of {self!r} has shape {self.sig.local_shape}, got {data.shape}")
         self._data = data
-        self._moved = None
+        self.changed()
 
     def changed(self) -> None:
         """Say that the shard was changed in place: remembered moves are dropped."""
         self._moved = None
+        if self.ahead is not None:
+            self.ahead.forget(self)
 
     # ---- gradients
 
@@ -199,6 +215,8 @@ class Tensor:
             target = autograd.parameter_target(contributions, self.sig, None if held is None else held.sig)
         else:
             target = self.sig.resolved
+        if "scatter" in self.overlap and len(contributions) == 1 and self._accumulate_late(contributions, target):
+            return
         total = autograd.settle(contributions, target)
         if not target.shape and isinstance(total, np.generic):  # what NumPy makes of arithmetic on 0-dim arrays
             total = np.asarray(total)
@@ -210,9 +228,57 @@ class Tensor:
         for hook in self.hooks or ():
             hook(self)
 
+    def _accumulate_late(self, contributions: Contributions, target: Signature) -> bool:
+        """Take a gradient whose message goes on during the rest of backward; False where there is none to send."""
+        ((sig, array),) = contributions.items()
+        if not plan(sig, target).sends:
+            return False
+        held = None if self.grad is None else move(self.grad._data, self.grad.sig, target)
+        self.grad = PendingTensor(Move(array, sig, target), target, self.dtype, held)
+        for hook in self.hooks or ():
+            hook(self)
+        return True
+
     def on_gradient(self, hook: Callable[[Tensor], None]) -> None:
         """Call ``hook(self)`` in backward, when the gradient of this leaf is complete."""
         self.hooks = [*(self.hooks or ()), hook]
+
+
+class PendingTensor(Tensor):
+    """A tensor whose shard is still on its way: reading it waits, once, and leaves a plain tensor.
+
+    Parameters
+    ----------
+    move : Move
+    sig : Signature
+        That of the move's target.
+    dtype : dtype
+        To which what arrives is brought.
+    held : array, optional
+        Added to what arrives.
+    """
+
+    def __init__(self, move: Move, sig: Signature, dtype: Any, held: Any = None) -> None:
+        self.sig, self.requires_grad = sig, False
+        self._pending = move, np.dtype(dtype), held
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self._pending[1]
+
+    @property
+    def _data(self) -> Any:
+        move, dtype, held = self._pending
+        arrived = move.wait()
+        total = arrived if held is None else held + arrived
+        self._data = total.astype(dtype, copy=False)
+        return self._data
+
+    @_data.setter
+    def _data(self, data: Any) -> None:
+        self.__class__ = Tensor
+        del self._pending
+        self._data = data
 
 
 class Parameter(Tensor):

@@ -57,6 +57,7 @@ class Contraction:
     """
 
     def __init__(self, equation: Equation) -> None:
+        self.equation = equation
         first, second = (*equation.operands, "")[:2]
         out = equation.result
         self.alone = tuple(

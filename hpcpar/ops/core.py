@@ -86,6 +86,7 @@ class Op:
     name = "op"
     linear: str | None = None
     passes_gradient = False
+    gives_early = False  # `backward_early` gives the gradient of the first operand before that of the others is there
 
     def rule(self, sigs: tuple[Signature, ...], *static: Hashable) -> Rule:
         """Return the rule for operands of the given signatures; raises LayoutError before any message."""

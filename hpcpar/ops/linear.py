@@ -196,8 +196,17 @@ def einsum(equation: str, *operands: Tensor, out: Layout | None = None) -> Tenso
         In a conflict without `out`: it lists the candidates and the words each moves.
     """
     taken = parse(equation, tuple(x.ndim for x in operands))
-    result = _einsum(tuple(operands), (taken, out, tuple(x.is_parameter for x in operands)))
+    apply = _in_pieces() if len(operands) == 2 and operands[1].overlap else _einsum
+    result = apply(tuple(operands), (taken, out, tuple(x.is_parameter for x in operands)))
     return result if out is None else repartition(result, out)
+
+
+@cache
+def _in_pieces() -> Einsum:
+    """The einsum for weights whose plan overlaps; it stands on this file."""
+    from hpcpar.ops.pieces import piecewise_einsum
+
+    return piecewise_einsum
 
 
 @cache
@@ -222,7 +231,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Layout | 
     """
     if weight.ndim != 2 or x.ndim == 0 or x.shape[-1] != weight.shape[1]:
         raise ValueError(f"linear: x of shape {x.shape} does not fit a weight of shape {weight.shape}")
-    y = _einsum((x, weight), (_linear_equation(x.ndim), out, (x.is_parameter, weight.is_parameter)))
+    apply = _in_pieces() if weight.overlap else _einsum
+    y = apply((x, weight), (_linear_equation(x.ndim), out, (x.is_parameter, weight.is_parameter)))
     if out is not None:
         y = repartition(y, out)
     return y if bias is None else add(y, bias)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from hpcpar.layout.interior import Interval, rim, windows_inside
 from hpcpar.layout.maps import scatter_padding, transposed_map
 from hpcpar.ops.spatial import Halo
+from hpcpar.primitives import under_way
 from hpcpar.primitives.channel import Pending
 
 PIECES = 16
@@ -64,13 +65,21 @@ def tiling(how: str) -> Iterator[None]:
 def overlap(enabled: bool) -> Iterator[None]:
     """Within the block, wait for halos before the interior (False) or after it; the same bits either way.
 
+    So it is with other messages that a plan overlaps (`hpcpar.primitives.under_way`).
+
     The environment variable ``HPCPAR_OVERLAP=0`` turns it off outside of any block.
     """
     before, _Settings.overlap = _Settings.overlap, enabled
     try:
-        yield
+        with under_way.overlap(enabled):
+            yield
     finally:
         _Settings.overlap = before
+
+
+def overlapping() -> bool:
+    """Whether work is done while messages travel."""
+    return _Settings.overlap
 
 
 class Tile(NamedTuple):

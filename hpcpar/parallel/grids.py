@@ -18,7 +18,7 @@ grid                  source                                              axes
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple
@@ -131,7 +131,14 @@ class Grid(ABC):
         """Layout of an array whose dim 0 alone is split, as that of the stream: tokens, positions, labels."""
         return Layout(self.product().rows)
 
-    def plan(self, roles: Mapping[str, str], ndim: int = 3) -> dict[str, Placement]:
+    def plan(
+        self,
+        roles: Mapping[str, str],
+        ndim: int = 3,
+        *,
+        keep: str | None = None,
+        overlap: Collection[str] | None = None,
+    ) -> dict[str, Placement]:
         """Return a plan for `hpcpar.parallelize`.
 
         Parameters
@@ -148,6 +155,10 @@ class Grid(ABC):
             - ``"embedding"``: a table (entries, features) whose result is the stream.
         ndim : int
             Dims of the stream: 3 for (samples, tokens, features).
+        keep : {"moved", "source"}, optional
+            Whether gathered weights stay for backward, or are gathered again: `Placement`.
+        overlap : collection of {"reduce", "scatter", "gather"}, optional
+            The three overlaps of the 4D method, for any grid: `Placement`. Products are then computed in pieces.
 
         Notes
         -----
@@ -157,13 +168,14 @@ class Grid(ABC):
         unknown = [role for role in roles.values() if role not in ROLES]
         if unknown:
             raise ValueError(f"a module of a grid is one of {', '.join(ROLES)}, got {unknown[0]!r}")
-        return {pattern: self._placement(role, ndim) for pattern, role in roles.items()}
+        traffic = {"keep": keep, "overlap": overlap}
+        return {pattern: self._placement(role, ndim, traffic) for pattern, role in roles.items()}
 
-    def chain(self, names: Sequence[str], ndim: int = 2) -> dict[str, Placement]:
-        """Return a plan for linear layers one behind the other, which are first and second in turn."""
-        return self.plan({name: ("first", "second")[i % 2] for i, name in enumerate(names)}, ndim)
+    def chain(self, names: Sequence[str], ndim: int = 2, **traffic: Any) -> dict[str, Placement]:
+        """Return a plan for linear layers one behind the other, first and second in turn; the rest as in `plan`."""
+        return self.plan({name: ("first", "second")[i % 2] for i, name in enumerate(names)}, ndim, **traffic)
 
-    def _placement(self, role: str, ndim: int) -> Placement:
+    def _placement(self, role: str, ndim: int, traffic: dict[str, Any]) -> Placement:
         stream = self.stream(ndim)
         features = Layout(self.product().inputs)
         if role == "norm":
@@ -173,9 +185,7 @@ class Grid(ABC):
         x, weight, bias, out = self.operands(ndim, second=role in ("second", "merge"))
         if role == "heads":
             weight = Layout(weight.entry(0), None, weight.entry(1))
-        if role == "merge":
-            x = Layout(x.entry(0), *[None] * (ndim - 2), x.entry(ndim - 1))
-        return Placement(x, out, weight=weight, bias=bias)
+        return Placement(x, out, weight=weight, bias=bias, **traffic)
 
     # ---- closed forms
 

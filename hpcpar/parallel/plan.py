@@ -5,15 +5,19 @@ One line splits a layer over an axis; the model itself does not change, and neit
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any
 
+from hpcpar.ahead import Ahead
 from hpcpar.layout.layout import Layout, LayoutError
 from hpcpar.nn.module import Module
 from hpcpar.nn.state import relayout_
+
+OVERLAPS = ("reduce", "scatter", "gather")
+"""What a `Placement` can overlap."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,10 @@ class Placement:
     keep : {"moved", "source"}, optional
         What operations save of the module's parameters where they move them: ``"source"`` gathers a split weight once
         more in backward instead of holding it whole (`Tensor.keep`).
+    overlap : collection of str, optional
+        Which messages of a linear layer or einsum go on under computation: "reduce", that completes the gradient of its
+        input; "scatter", those of the gradients of its parameters; "gather", those of its parameters, one layer ahead
+        in the order of use. Bits do not depend on whether they do (`hpcpar.primitives.under_way.overlap`).
     options : mapping, optional
         Attributes of the module that say how it computes under these layouts: ``{"context": "ring"}`` of an attention.
     **parameters : Layout
@@ -68,6 +76,7 @@ class Placement:
     out: Layout | None = None
     parameters: Mapping[str, Layout] = field(default_factory=dict)
     keep: str | None = None
+    overlap: frozenset[str] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __init__(
@@ -76,6 +85,7 @@ class Placement:
         out: Layout | None = None,
         *,
         keep: str | None = None,
+        overlap: Collection[str] | None = None,
         options: Mapping[str, Any] | None = None,
         **parameters: Layout,
     ) -> None:
@@ -84,13 +94,18 @@ class Placement:
                 raise TypeError(f"Placement: {name} is a Layout, got {layout!r}")
         if keep not in (None, "moved", "source"):
             raise ValueError(f"Placement: keep is 'moved' or 'source', got {keep!r}")
-        for name, value in (("input", input), ("out", out), ("keep", keep)):
+        if isinstance(overlap, str) or not set(overlap or ()) <= set(OVERLAPS):
+            raise ValueError(f"Placement: overlap is a collection of {', '.join(OVERLAPS)}, got {overlap!r}")
+        overlap = None if overlap is None else frozenset(overlap)
+        for name, value in (("input", input), ("out", out), ("keep", keep), ("overlap", overlap)):
             object.__setattr__(self, name, value)
         object.__setattr__(self, "parameters", parameters)
         object.__setattr__(self, "options", dict(options or {}))
 
     def __repr__(self) -> str:
         given = {"input": self.input, "out": self.out, **self.parameters, "keep": self.keep, **self.options}
+        if self.overlap is not None:
+            given["overlap"] = tuple(name for name in OVERLAPS if name in self.overlap)
         return f"Placement({', '.join(f'{name}={value!r}' for name, value in given.items() if value is not None)})"
 
 
@@ -121,6 +136,7 @@ def parallelize(model: Module, plan: Mapping[str, Entry]) -> Module:
     parameters = dict(model.named_parameters())
     layouts: dict[str, Layout] = {}
     settings: list[tuple[Any, str, Any]] = []
+    ahead = Ahead()
     for pattern, entry in plan.items():
         if isinstance(entry, Layout):
             for name in _matching(pattern, parameters, "parameter"):
@@ -133,7 +149,7 @@ def parallelize(model: Module, plan: Mapping[str, Entry]) -> Module:
             settings += [(module, "layout", entry.input)] * (entry.input is not None)
             settings += [(module, "out", entry.out)] * (entry.out is not None)
             if isinstance(entry, Placement):
-                settings += _settings(name, module, entry)
+                settings += _settings(name, module, entry, ahead)
     for name, layout in layouts.items():
         _check(name, parameters, layout)
     for name, layout in layouts.items():
@@ -152,13 +168,20 @@ def _matching(pattern: str, names: Mapping[str, Any], kind: str) -> list[str]:
     return found
 
 
-def _settings(name: str, module: Module, entry: Placement) -> list[tuple[Any, str, Any]]:
-    """What an entry sets beside layouts: attributes of the module, and what is saved of its parameters."""
+def _settings(name: str, module: Module, entry: Placement, ahead: Ahead) -> list[tuple[Any, str, Any]]:
+    """What an entry sets beside layouts: attributes of the module, and how messages of its parameters are made."""
     for option in entry.options:
         if not hasattr(module, option):
             raise ValueError(f"parallelize: a {type(module).__name__} ({name or 'the model'}) has no option {option!r}")
-    kept = [p for p in module._parameters.values() if p is not None and entry.keep is not None]
-    return [(module, *option) for option in entry.options.items()] + [(p, "keep", entry.keep) for p in kept]
+    settings: list[tuple[Any, str, Any]] = [(module, *option) for option in entry.options.items()]
+    for parameter in module._parameters.values():
+        if parameter is None:
+            continue
+        settings += [(parameter, "keep", entry.keep)] * (entry.keep is not None)
+        if entry.overlap is not None:
+            settings.append((parameter, "overlap", entry.overlap))
+            settings.append((parameter, "ahead", ahead if "gather" in entry.overlap else None))
+    return settings
 
 
 def _layouts(name: str, module: Module, entry: Column | Row | Placement) -> dict[str, Layout]:

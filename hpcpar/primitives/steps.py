@@ -7,12 +7,14 @@ ranks where a dim has length 1.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hpcpar.transport import Comm
+from hpcpar.transport.under_way import Gather, Scatter, Sum
 
 Index = tuple[slice, ...]
 Shape = tuple[int, ...]
@@ -31,6 +33,13 @@ def _new(make: str, shape: Shape, like: Any) -> Any:
 
     order, back = memory_order(len(shape))
     return getattr(array_module(like), make)(tuple(shape[d] for d in order), like.dtype).transpose(back)
+
+
+class Started(NamedTuple):
+    """A collective under way, with `test` and `wait`, and how its result becomes that of the step."""
+
+    message: Any
+    finish: Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
@@ -58,6 +67,11 @@ class AllReduce:
         order, back = memory_order(array.ndim)
         return self.comm.all_reduce(array.transpose(order)).transpose(back)
 
+    def start(self, array: Any) -> Started:
+        """Begin the same, to be waited for later."""
+        order, back = memory_order(array.ndim)
+        return Started(Sum(self.comm, array.transpose(order)), lambda total: total.transpose(back))
+
     def __str__(self) -> str:
         return f"all_reduce({self.comm.name})"
 
@@ -74,6 +88,12 @@ class ReduceScatter:
     def __call__(self, array: Any) -> Any:
         order, back = memory_order(array.ndim)
         return self.comm.reduce_scatter([array[p].transpose(order) for p in self.pieces]).transpose(back)
+
+    def start(self, array: Any) -> Started:
+        """Begin the same, to be waited for later."""
+        order, back = memory_order(array.ndim)
+        pieces = [array[p].transpose(order) for p in self.pieces]
+        return Started(Scatter(self.comm, pieces), lambda mine: mine.transpose(back))
 
     def __str__(self) -> str:
         return f"reduce_scatter(dim {self.dim}, {self.comm.name})"
@@ -93,6 +113,15 @@ class AllGather:
         shapes = [tuple(s[d] for d in order) for s in self.shapes]
         blocks = self.comm.all_gather(array.transpose(order), shapes)
         return np.concatenate(blocks, axis=back[self.dim]).transpose(back)
+
+    def start(self, array: Any) -> Started:
+        """Begin the same, to be waited for later."""
+        order, back = memory_order(array.ndim)
+        shapes = [tuple(s[d] for d in order) for s in self.shapes]
+        return Started(
+            Gather(self.comm, array.transpose(order), shapes),
+            lambda blocks: np.concatenate(blocks, axis=back[self.dim]).transpose(back),
+        )
 
     def __str__(self) -> str:
         return f"all_gather(dim {self.dim}, {self.comm.name})"
