@@ -159,6 +159,17 @@ def test_cross_entropy(draw, dtype, rng):
               softmax.cross_entropy_backward(x, target, lse, soft, hard, *more), dtype, 4)
 
 
+def test_cross_entropy_over_a_vocabulary(dtype, rng):
+    x = rng.standard_normal((3, 5, 300)).astype(dtype).transpose(0, 2, 1) * 4
+    x[0, :, 1], x[1, 7:290, 2], x[2, 200, 3] = -np.inf, -np.inf, 90
+    target = rng.integers(-1, 301, (3, 5))
+    for got, want in zip(gpu_softmax.cross_entropy_forward(x, target), softmax.cross_entropy_forward(x, target),
+                         strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-6 if dtype == np.float32 else 1e-14)
+    x[0, 250, 0] = np.nan
+    assert np.isnan(gpu_softmax.cross_entropy_forward(x, target)[0][0, 0])
+
+
 def test_tables(draw, dtype, rng):
     index = rng.integers(-2, 9, (3, 20))
     np.testing.assert_array_equal(gpu_embedding.take_rows(table := draw(7, 5), index),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..arrays import Array, array_module, empty_channels_last
+from ..arrays import Array, array_module, empty_channels_last, last
 
 
 def softmax(x: Array, axis: int) -> Array:
@@ -60,8 +60,10 @@ def cross_entropy_forward(logits: Array, target: Array) -> tuple[Array, Array]:
     top = logits.max(axis=1)
     # All -inf: subtracting zero keeps the sum at 0 and the logarithm at -inf, where -inf - -inf were NaN.
     safe = xp.where(top == -np.inf, logits.dtype.type(0), top)
+    shifted = logits - xp.expand_dims(safe, 1)
+    np.exp(shifted, out=shifted)
     with np.errstate(divide="ignore"):
-        lse = np.log(np.exp(logits - xp.expand_dims(safe, 1)).sum(axis=1)) + safe
+        lse = np.log(shifted.sum(axis=1)) + safe
     there, where = _inside(target, logits.shape[1])
     chosen = xp.take_along_axis(logits, xp.expand_dims(where, 1), axis=1)[:, 0]
     return lse, xp.where(there, chosen, logits.dtype.type(0))
@@ -104,10 +106,10 @@ def cross_entropy_backward(
     np.subtract(logits, xp.expand_dims(lse, 1), out=dx)
     np.exp(dx, out=dx)
     dx *= xp.expand_dims(soft, 1)
-    there, where = _inside(target, logits.shape[1])
-    classes = xp.arange(logits.shape[1]).reshape(-1, *(1,) * (logits.ndim - 2))
-    chosen = (classes == xp.expand_dims(where, 1)) & xp.expand_dims(there, 1)
-    dx -= xp.where(chosen, xp.expand_dims(hard, 1), logits.dtype.type(0))
+    there, where = _inside(target.reshape(target.size), logits.shape[1])
+    places = np.flatnonzero(there)
+    rows = (last(dx) if dx.ndim > 2 else dx).reshape(target.size, logits.shape[1])
+    rows[places, where[places]] -= hard.reshape(target.size)[places]
     if smooth is not None:
         weight = 1 if class_weight is None else class_weight.reshape(-1, *(1,) * (logits.ndim - 2))
         dx -= (xp.expand_dims(smooth, 1) * weight).astype(dx.dtype, copy=False)

@@ -1,6 +1,6 @@
-"""Softmax and cross entropy over the channels on a device: one thread a row, for the few classes of a volume.
+"""Cross entropy over the channels on a device: one thread a row for the few classes of a volume, else LANES threads.
 
-Rows of more than WIDEST elements are left to the generic code, whose reductions use many threads a row.
+The lanes of a row take every LANES-th element, each with a running maximum and sum, which one thread then merges.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from ..arrays import Array, array_module, empty_channels_last, sample_rows
 from .launch import launch, served
 
-WIDEST = 64
+WIDEST, LANES = 64, 128
 
 SOURCE = r"""
 extern "C" {
@@ -23,6 +23,31 @@ __global__ void cross_entropy(const T* x, const long long* target, index_t chann
         for (index_t c = 0; c < channels; ++c) total += exp(row[c] - top);
         lse[i] = log(total) + top;
         picked[i] = target[i] >= 0 && target[i] < channels ? row[target[i]] : T(0);
+    }
+}
+
+__global__ void cross_entropy_lanes(const T* x, index_t channels, index_t lanes, T* tops, T* totals, index_t n) {
+    EACH(i, n) {
+        const T* row = x + i / lanes * channels;
+        T top = T(-INFINITY), total = T(0);
+        for (index_t c = i % lanes; c < channels; c += lanes) {
+            T v = row[c];
+            if (v > top) { total = total * exp(top - v) + T(1); top = v; }
+            else if (v != T(-INFINITY)) total += exp(v - top);
+        }
+        tops[i] = top;
+        totals[i] = total;
+    }
+}
+__global__ void cross_entropy_merge(const T* x, const long long* target, const T* tops, const T* totals,
+                                    index_t channels, index_t lanes, T* lse, T* picked, index_t n) {
+    EACH(i, n) {
+        T top = T(-INFINITY), total = T(0);
+        for (index_t k = i * lanes; k < (i + 1) * lanes; ++k) top = tops[k] > top ? tops[k] : top;
+        if (top == T(-INFINITY)) top = T(0);  /* all -inf: the sum stays 0, the logarithm -inf */
+        for (index_t k = i * lanes; k < (i + 1) * lanes; ++k) total += totals[k] * exp(tops[k] - top);
+        lse[i] = log(total) + top;
+        picked[i] = target[i] >= 0 && target[i] < channels ? x[i * channels + target[i]] : T(0);
     }
 }
 
@@ -43,12 +68,18 @@ __global__ void cross_entropy_backward(const T* x, const long long* target, cons
 
 
 def cross_entropy_forward(logits: Array, target: Array) -> tuple[Array, Array]:
-    if not served(logits) or not 0 < logits.shape[1] <= WIDEST:
+    channels = logits.shape[1]
+    if not served(logits) or channels == 0:
         return NotImplemented
-    xp = array_module(logits)
-    lse, picked = xp.empty(target.shape, logits.dtype), xp.empty(target.shape, logits.dtype)
-    launch(SOURCE, "cross_entropy", logits.dtype, lse.size, sample_rows(logits),
-           xp.ascontiguousarray(target, dtype=xp.int64), logits.shape[1], lse, picked)
+    xp, dtype = array_module(logits), logits.dtype
+    lse, picked = xp.empty(target.shape, dtype), xp.empty(target.shape, dtype)
+    rows, classes = sample_rows(logits), xp.ascontiguousarray(target, dtype=xp.int64)
+    if channels <= WIDEST:
+        launch(SOURCE, "cross_entropy", dtype, lse.size, rows, classes, channels, lse, picked)
+        return lse, picked
+    tops, totals = xp.empty(lse.size * LANES, dtype), xp.empty(lse.size * LANES, dtype)
+    launch(SOURCE, "cross_entropy_lanes", dtype, tops.size, rows, channels, LANES, tops, totals)
+    launch(SOURCE, "cross_entropy_merge", dtype, lse.size, rows, classes, tops, totals, channels, LANES, lse, picked)
     return lse, picked
 
 
