@@ -46,7 +46,7 @@ class Bucket:
     def add(self, parameter: Parameter) -> None:
         """Take a parameter whose gradient is complete."""
         self.parameters.append(parameter)
-        self.size += parameter.grad.shard.size
+        self.size += parameter.grad.sig.local_size  # of a gradient that is still on its way, too
 
     @property
     def nbytes(self) -> int:
@@ -201,7 +201,7 @@ class GradientSync:
         if not grad.sig.partial:
             return
         key = Key(grad.mesh, grad.sig.partial, grad.dtype)
-        if grad.shard.nbytes >= min(IN_PLACE_BYTES, self.bucket_bytes):
+        if grad.sig.local_size * grad.dtype.itemsize >= min(IN_PLACE_BYTES, self.bucket_bytes):
             bucket = Bucket(key)
             bucket.add(parameter)
             self._send(bucket)
