@@ -10,6 +10,7 @@ from hpcpar import functional as F
 from hpcpar.layout.layout import Layout
 from hpcpar.nn import init
 from hpcpar.nn.module import Module
+from hpcpar.ops.linear import volume_linear
 from hpcpar.tensors import Tensor
 
 
@@ -67,14 +68,11 @@ class Linear(Module):
     def forward(self, x: Tensor) -> Tensor:
         if len(self.in_dims) == 1:
             return F.linear(x, self.weight, self.bias, out=self.out)
-        n = len(self.in_dims)
         if x.shape[1:] != self.in_dims:
             if x.ndim < 2 or prod(x.shape[1:]) != self.in_features:
                 raise ValueError(f"Linear takes (N, {', '.join(map(str, self.in_dims))}), got shape {x.shape}")
             x = F.reshape(x, (x.shape[0], *self.in_dims))
-        inner = "abcdefgh"[:n]
-        y = F.einsum(f"n{inner},o{inner}->no", x, self.weight, out=self.out)
-        return y if self.bias is None else y + self.bias
+        return volume_linear(x, self.weight, self.bias, out=self.out)
 
     def shown_shape(self, name: str) -> tuple[int, ...] | None:
         return (self.out_features, self.in_features) if name == "weight" else None

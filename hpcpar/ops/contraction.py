@@ -71,13 +71,17 @@ class Contraction:
         inner = [c for c in a if c in b and c not in out]
         right = [c for c in b if c not in a]
         self.counts = len(batch), len(left), len(inner)
-        self.is_matrix_product = not batch and len(left) == len(inner) == len(right) == 1
+        whole = not batch and not any(self.alone)
+        self.is_matrix_product = whole and len(left) == len(inner) == len(right) == 1
         self.single = len(equation.operands) == 1
         self.order_a = _order(a, a if self.single else [*batch, *left, *inner])
         self.order_b = _order(b, [*batch, *inner, *right])
         self.order_out = _order([*batch, *left, *right], out)
 
     def __call__(self, a: Any, b: Any = None) -> Any:
+        if self.is_matrix_product:
+            a, b = a if self.order_a is None else a.T, b if self.order_b is None else b.T
+            return _turned(a.dot(b), self.order_out)
         if self.alone[0]:
             a = a.sum(axis=self.alone[0])
         if self.single:
@@ -88,8 +92,6 @@ class Contraction:
             a = a.transpose(self.order_a)
         if self.order_b is not None:
             b = b.transpose(self.order_b)
-        if self.is_matrix_product:
-            return _turned(a.dot(b), self.order_out)
         nb, nl, ni = self.counts
         batch, left, inner, right = a.shape[:nb], a.shape[nb : nb + nl], a.shape[nb + nl :], b.shape[nb + ni :]
         m, k, n = prod(left), prod(inner), prod(right)

@@ -1,4 +1,4 @@
-"""Einsum under any layouts, and with it matmul and linear.
+"""Einsum under any layouts, and with it matmul and linear layers.
 
 An einsum is completely described by one label (or none) for each mesh axis: an operand that carries the label is split
 by it, the others are replicated; the result is split, or partial where the label is contracted; the gradient of an
@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from functools import cache
 from math import prod
 from typing import Any
+
+import numpy as np
 
 from hpcpar import scope
 from hpcpar.layout.layout import Layout, LayoutError
@@ -67,6 +69,41 @@ class Einsum(Op):
     def backward(self, rule: Rule, saved: Any, g: Any, needs: tuple[bool, ...]) -> tuple:
         gradients = rule.plan[1]
         return tuple(gradients[i](g, saved, a.shape) if needs[i] else None for i, a in enumerate(saved))
+
+
+class Biased(Einsum):
+    """A contraction of two operands, to which a bias over the last label of the result is added.
+
+    The bias counts once: where the product is partial, on index 0 of these axes alone.
+    """
+
+    name = "linear"
+
+    def rule(
+        self, sigs: tuple[Signature, ...], equation: Equation, out: Layout | None, parameters: tuple[bool, ...]
+    ) -> Rule:
+        product = super().rule(sigs[:2], equation, out, parameters)
+        result = product.out
+        bias = sigs[2].with_layout(Layout(result.dims[-1], partial=result.partial))
+        if bias.shape != result.shape[-1:]:
+            raise ValueError(f"linear: a bias of shape {bias.shape} does not fit a result of shape {result.shape}")
+        lost = result.mesh.sort([a for stack in result.dims[:-1] for a in stack])
+        moves = [s if m is None else m for s, m in zip(sigs, product.moves or (None, None), strict=False)]
+        rows = tuple(range(len(result.shape) - 1))
+        return Rule(result, [*moves, bias], [*product.grads, bias.with_partial(lost)], sigs, (*product.plan, rows))
+
+    def forward(self, rule: Rule, arrays: Sequence[Any], extra: Any) -> tuple[Any, Any]:
+        x, weight, bias = arrays
+        y = rule.plan[0](x, weight)
+        if y.dtype is bias.dtype:
+            y += bias
+        else:
+            y = y + bias
+        return y, (x, weight)
+
+    def backward(self, rule: Rule, saved: Any, g: Any, needs: tuple[bool, ...]) -> tuple:
+        grads = super().backward(rule, saved, g, needs)
+        return (*grads, np.add.reduce(g, rule.plan[3]) if needs[2] else None)
 
 
 def label_lengths(equation: Equation, sigs: Sequence[Signature]) -> dict[str, int]:
@@ -176,7 +213,7 @@ def label_stacks(
     return stacks
 
 
-_einsum = Einsum()
+_einsum, _biased = Einsum(), Biased()
 
 
 def einsum(equation: str, *operands: Tensor, out: Layout | None = None) -> Tensor:
@@ -215,6 +252,12 @@ def _linear_equation(ndim: int) -> Equation:
     return parse(f"{rows}y,zy->{rows}z", (ndim, 2))
 
 
+@cache
+def _volume_equation(ndim: int) -> Equation:
+    inner = "abcdefgh"[: ndim - 1]
+    return parse(f"n{inner},o{inner}->no", (ndim, ndim))
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Layout | None = None) -> Tensor:
     """Return ``x @ weight.T + bias``.
 
@@ -229,13 +272,29 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Layout | 
     out : Layout, optional
         See `einsum`.
     """
-    if weight.ndim != 2 or x.ndim == 0 or x.shape[-1] != weight.shape[1]:
+    rows, columns = x.sig.shape, weight.sig.shape
+    if len(columns) != 2 or not rows or rows[-1] != columns[1]:
+        raise ValueError(f"linear: x of shape {rows} does not fit a weight of shape {columns}")
+    return _contract(_linear_equation(len(rows)), x, weight, bias, out)
+
+
+def volume_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Layout | None = None) -> Tensor:
+    """Return `linear` of flattened samples, where x (N, ...) and weight (out_features, ...) keep all their dims."""
+    if x.shape[1:] != weight.shape[1:]:
         raise ValueError(f"linear: x of shape {x.shape} does not fit a weight of shape {weight.shape}")
-    apply = _in_pieces() if weight.overlap else _einsum
-    y = apply((x, weight), (_linear_equation(x.ndim), out, (x.is_parameter, weight.is_parameter)))
-    if out is not None:
-        y = repartition(y, out)
-    return y if bias is None else add(y, bias)
+    return _contract(_volume_equation(x.ndim), x, weight, bias, out)
+
+
+def _contract(equation: Equation, x: Tensor, weight: Tensor, bias: Tensor | None, out: Layout | None) -> Tensor:
+    static = equation, out, (x.is_parameter, weight.is_parameter)
+    if weight.overlap:
+        y = _in_pieces()((x, weight), static)
+        y = y if bias is None else add(y, bias)
+    elif bias is None:
+        y = _einsum((x, weight), static)
+    else:
+        y = _biased((x, weight, bias), static)
+    return y if out is None else repartition(y, out)
 
 
 def matmul(a: Tensor, b: Tensor, out: Layout | None = None) -> Tensor:
