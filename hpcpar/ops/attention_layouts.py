@@ -117,7 +117,7 @@ def attention_layouts(sigs: Sequence[Signature], documents: bool, mask: bool) ->
         needed.append(_documents(sigs, rest.pop(0).resolved, batch, sequence))
         grads.append(needed[-1])
     if mask:
-        needed.append(_mask(sigs, rest.pop(0).resolved, (batch, heads, sequence), keys))
+        needed.append(_mask(sigs, rest.pop(0).resolved, (batch, heads, sequence)))
         gone = [a for d, stack in enumerate((batch, heads, sequence)) if not needed[-1].dims[d] for a in stack]
         grads.append(needed[-1].with_partial(query.mesh.sort(gone)))
     return AttentionLayouts(tuple(needed), tuple(grads), out, KeyHeads(needed[0], needed[1]))
@@ -167,9 +167,9 @@ def _documents(sigs: Sequence[Signature], sig: Signature, batch: Stack, sequence
     return sig.with_layout(Layout(batch))
 
 
-def _mask(sigs: Sequence[Signature], sig: Signature, stacks: tuple[Stack, Stack, Stack], keys: Stack) -> Signature:
+def _mask(sigs: Sequence[Signature], sig: Signature, stacks: tuple[Stack, Stack, Stack]) -> Signature:
     wanted = [stack if n > 1 else () for stack, n in zip(stacks, sig.shape, strict=False)]
-    row = sig.shape[2] == 1 and sig.dims[3] == keys  # of a mask of one row the parts are few numbers
+    row = sig.shape[2] == 1 and sig.dims[3] == stacks[2]  # of a mask of one row the parts are few numbers
     fits = all(have == want[: len(have)] for have, want in zip(sig.dims, wanted, strict=False))
     if not fits or (sig.dims[3] and not row):
         raise _error(sigs, f"attn_mask {sig!r} is split differently; repartition it to {Layout(*wanted)!r}")

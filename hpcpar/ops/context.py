@@ -1,0 +1,137 @@
+"""Attention over tokens that are split: context parallelism.
+
+Three schemes with one result, on the N parts of the tokens. With M the elements of the whole query (or result), K those
+of the whole key (or value), all of the samples and heads at hand, a rank sends in the forward pass
+
+================ ============================================ =============================================
+`context`        elements a rank sends                        messages
+================ ============================================ =============================================
+``"ring"``       2 K (N-1)/N, or less where not all are seen  N-1 to the next rank, behind the computation
+``"all_to_all"`` (2 M + 2 K r) / N (N-1)/N                    4 all-to-alls
+``"gather"``     2 K (N-1)/N                                  2 all-gathers
+================ ============================================ =============================================
+
+and in the backward pass
+
+- ``"ring"``: twice that, keys and values once more and their gradients (in float32 where they are half precision);
+- ``"all_to_all"``: the same again;
+- ``"gather"``: the same again, as two reduce-scatters.
+
+``"ring"`` (Liu, Zaharia, Abbeel 2023, arXiv:2310.01889): keys and values travel, partial results are merged by the
+logarithms of their sums. A rank holds two blocks of keys. Blocks that no query of a rank can see, by causal and window,
+are not computed there, and go no further than to the last rank that needs them: causal, in natural order, that is half
+of the words in all, but the last rank has N times the work of the first. ``order="zigzag"`` gives all the same work.
+
+``"all_to_all"`` (Jacobs et al. 2023, arXiv:2309.14509, "Ulysses"): heads are split in place of tokens by an all-to-all
+each of query, key, value and result; each rank then attends with its heads over all tokens. Heads follow the block
+rule: N need not divide them, and ranks may have none. Where groups share fewer key heads than N, the heads of key and
+value are repeated r times first, the least that gives every query head its key head on the same rank (G r a multiple of
+N, else r = H / G).
+
+``"gather"``: each rank holds all keys and values, forward and until the gradient.
+
+``"auto"`` is ``"all_to_all"`` where the heads divide evenly and it sends no more than the ring, or where the ring would
+leave ranks idle (causal without a window, tokens in natural order); else ``"ring"``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+from hpcpar.layout.layout import Layout
+from hpcpar.layout.sequence import zigzag
+from hpcpar.ops.attention_layouts import AttentionLayouts, attention_layouts
+from hpcpar.ops.local_attention import Numbers, Sight, local_attention
+from hpcpar.ops.repartition import repartition
+from hpcpar.ops.ring_attention import ring_attention, ring_routes
+from hpcpar.ops.shape import expand, reshape, unsqueeze
+from hpcpar.tensors import Tensor
+
+__all__ = ["CONTEXTS", "attend", "zigzag"]
+
+CONTEXTS = ("auto", "ring", "all_to_all", "gather")
+
+
+def attend(operands: Sequence[Tensor], sight: Sight, numbers: Numbers, order: str, context: str) -> Tensor:
+    """Return attention of (query, key, value, [documents], [mask]), by a scheme where tokens are split."""
+    if not any(t.sig.dims[2] for t in operands[:3]):
+        return local_attention(tuple(operands), (sight,), numbers)
+    lay = _layouts(operands, sight)
+    if order == "zigzag":
+        sight = sight._replace(turns=lay.out.parts(2))
+    if not lay.keys_split:
+        return local_attention(tuple(operands), (sight,), numbers)
+    scheme = choose(lay, sight) if context == "auto" else context
+    if scheme == "ring":
+        return ring_attention(tuple(operands), (sight,), numbers)
+    return (_by_heads if scheme == "all_to_all" else _gathered)(operands, lay, sight, numbers)
+
+
+def _layouts(operands: Sequence[Tensor], sight: Sight) -> AttentionLayouts:
+    """The layouts of attention, remembered as rules are."""
+    sigs = tuple(t.sig for t in operands)
+    key = ("attention layouts", sight, sigs)
+    found: Any = sigs[0].rules.get(key)
+    if found is None:
+        found = sigs[0].rules[key] = attention_layouts(sigs, sight.documents, sight.mask)
+    return found
+
+
+def choose(lay: AttentionLayouts, sight: Sight) -> str:
+    """Return the scheme of ``context="auto"``, from layouts alone."""
+    out, (query, key, value) = lay.out, lay.moves[:3]
+    parts, stack = out.parts(2), (*out.dims[1], *out.dims[2])
+    if out.shape[1] % prod(out.mesh.shape[a] for a in stack):
+        return "ring"
+    if sight.causal and sight.window is None and sight.turns == 1:
+        return "all_to_all"
+    routes, sizes = ring_routes(lay, sight)
+    hops = sum((f + b) * size for f, b, size in zip(routes.forward, routes.backward, sizes, strict=True)) / key.shape[2]
+    keys = (key.size / key.parts(0) / key.parts(1)) + (value.size / value.parts(0) / value.parts(1))
+    queries = (query.size + out.size) / out.parts(0) / out.parts(1)
+    repeated = keys * repeats(lay)
+    return "all_to_all" if (queries + repeated) * (parts - 1) / parts <= keys * hops else "ring"
+
+
+def repeats(lay: AttentionLayouts) -> int:
+    """Return how many times key heads are repeated before they are split over the ranks that shared the tokens."""
+    query, key = lay.moves[:2]
+    h, g, out = query.shape[1], key.shape[1], lay.out
+    parts = prod(out.mesh.shape[a] for a in (*out.dims[1], *out.dims[2]))
+    if h == g:
+        return 1
+    per_key = h // g
+    return next((r for r in range(1, per_key) if per_key % r == 0 and g * r % parts == 0), per_key)
+
+
+def _gathered(operands: Sequence[Tensor], lay: AttentionLayouts, sight: Sight, numbers: Numbers) -> Tensor:
+    """Keys and values are all-gathered along the tokens; autograd reduce-scatters their partial gradients."""
+    key, value = (repartition(t, lay.moves[1].layout.replace(2, None)) for t in operands[1:3])
+    return local_attention((operands[0], key, value, *operands[3:]), (sight,), numbers)
+
+
+def _by_heads(operands: Sequence[Tensor], lay: AttentionLayouts, sight: Sight, numbers: Numbers) -> Tensor:
+    """Heads are split in place of tokens, and back."""
+    batch, heads, tokens = lay.out.dims[:3]
+    whole = Layout(batch, (*heads, *tokens))
+    query, key, value, *rest = operands
+    times = repeats(lay)
+    query, key, value = (repartition(t, whole) for t in (query, *[_repeated(t, times) for t in (key, value)]))
+    if sight.documents:
+        rest[0] = repartition(rest[0], Layout(batch))
+    if sight.mask:
+        mask = rest[-1]
+        split = [stack if n > 1 else () for stack, n in zip(whole.dims, mask.shape, strict=False)]
+        rest[-1] = repartition(mask, Layout(*split))
+    out = local_attention((query, key, value, *rest), (sight,), numbers)
+    return repartition(out, lay.out.layout)
+
+
+def _repeated(x: Tensor, times: int) -> Tensor:
+    """x (N, G, S, E) with each head repeated: (N, G times, S, E)."""
+    if times == 1:
+        return x
+    n, g, length, width = x.shape
+    return reshape(expand(unsqueeze(x, 2), (n, g, times, length, width)), (n, g * times, length, width))
