@@ -131,8 +131,8 @@ class Decoder(nn.Module):
         """Return the stream (N, S, width) behind the last norm; arguments as of `forward`."""
         if tokens.ndim != 2 or tokens.dtype.kind not in "iu":
             raise ValueError(f"a Decoder takes integers (N, S), got {tokens.dtype} of shape {tokens.shape}")
-        places = self._positions(tokens, positions, cache)
         x = self.embedding(tokens)
+        places = self._positions(x if self.position_embedding is not None else tokens, positions, cache)
         if self.position_embedding is not None:
             x = x + self.position_embedding(places)
         x = self.drop(x)
@@ -144,19 +144,22 @@ class Decoder(nn.Module):
         """Return the logits (N, S, vocab_size) of `features`, or of some of their tokens."""
         return F.linear(x, self.embedding.weight, out=self.logits) if self.head is None else self.head(x)
 
-    def _positions(self, tokens: Tensor, positions: Any, cache: Cache | None) -> Tensor:
-        """Positions as a tensor that is split as the tokens are."""
-        n, length = tokens.shape
-        if isinstance(positions, Tensor):
-            return positions
+    def _positions(self, like: Tensor, positions: Any, cache: Cache | None) -> Tensor:
+        """Positions as a tensor, split as the texts and tokens of `like` (N, S, ...) are; replicated for a cache."""
+        n, length = like.shape[:2]
         if positions is None:
             self._check_length(length)
             positions = self.token_order(length)
-        positions = np.asarray(positions)
-        if positions.shape not in ((length,), (n, length)):
-            raise ValueError(f"positions of {tokens.shape} tokens have shape {(length,)}, got {positions.shape}")
-        layout = Layout() if cache is not None else Layout(*tokens.sig.dims[2 - positions.ndim :])
-        return tensor(positions.astype(np.int64), mesh=tokens.mesh, layout=layout)
+        positions = positions if isinstance(positions, Tensor) else np.asarray(positions)
+        if tuple(positions.shape) not in ((length,), (n, length)) or positions.dtype.kind not in "iu":
+            raise ValueError(
+                f"positions of {n} texts of {length} tokens are integers ({length},) or ({n}, {length}), got "
+                f"{positions.dtype} of shape {tuple(positions.shape)}"
+            )
+        layout = Layout() if cache is not None else Layout(*like.sig.dims[2 - positions.ndim : 2])
+        if isinstance(positions, Tensor):
+            return positions.repartition(layout)
+        return tensor(positions.astype(np.int64), mesh=like.mesh, layout=layout)
 
     def _check_length(self, length: int) -> None:
         if self.position_embedding is not None and length > self.config.max_positions:

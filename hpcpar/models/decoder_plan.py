@@ -3,7 +3,7 @@
 Tensor parallel (Shoeybi et al. 2019, arXiv 1909.08053): heads, hidden layer and vocabulary are split; each half of a
 block ends in one sum over the ranks, and begins with one in backward. Sequence parallel (Korthikanti et al. 2022, arXiv
 2205.05198): what lies between is split by tokens over the same ranks. Sharded weights (Zhao et al. 2023, arXiv
-2304.11277): weights are split over the ranks that share the batch as well, and gathered for each use.
+2304.11277): weights are split as well over the ranks that share batch and tokens, and gathered for each use.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def decoder_placements(config: DecoderConfig, mesh: Mesh, spread: Spread) -> dic
     Parameters
     ----------
     spread : Spread
-        ``channels`` splits heads, hidden layer and vocabulary, ``sequence`` the tokens, ``batch`` the texts (and, with
-        ``shard_weights``, what is left of the weights).
+        ``channels`` splits heads, hidden layer and vocabulary, ``sequence`` the tokens, ``batch`` the texts; with
+        ``shard_weights`` the latter two also split weights.
 
     Notes
     -----
@@ -56,7 +56,8 @@ def decoder_placements(config: DecoderConfig, mesh: Mesh, spread: Spread) -> dic
     if mesh.size == 1:
         return {}
     split = tuple(a for a in spread.channels if mesh.shape[a] > 1)
-    rows = tuple(a for a in spread.batch if mesh.shape[a] > 1) if spread.shard_weights else ()
+    others = mesh.sort([a for a in (*spread.batch, *spread.sequence) if mesh.shape[a] > 1])
+    rows = others if spread.shard_weights else ()
     kv_split = split if _heads_match(config, mesh, split) else ()
     flow = _streams(spread, split, kv_split)
     keep = "source" if rows else None

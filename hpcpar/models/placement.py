@@ -34,7 +34,7 @@ class Spread:
     order : {"natural", "zigzag"}
         The order in which tokens lie; zigzag gives each rank of a split sequence equal work in causal attention.
     shard_weights : bool
-        Weights are also split by `batch`, and gathered where they are used.
+        Weights are also split by `batch` and `sequence`, and gathered where they are used.
     """
 
     batch: Axes = ("batch",)
