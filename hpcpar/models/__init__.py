@@ -12,6 +12,7 @@ _HOME = {
     "DecoderConfig": "decoder_config",
     "Spread": "placement",
     "UNet3d": "unet3d",
+    "ViT3d": "vit3d",
     "generate": "generate",
     "gpt": "decoder",
     "llama": "decoder",

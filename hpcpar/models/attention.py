@@ -17,9 +17,11 @@ if TYPE_CHECKING:
 
 Initializer = Callable[[Tensor], Any]
 
+_ROWS = "nabdfg"  # labels of samples, and of what else lies before the tokens
+
 
 class ToHeads(nn.Module):
-    """A linear layer from the stream (N, S, C) onto heads (N, H, S, E).
+    """A linear layer from the stream (N, S, C), or (N, ..., S, C), onto heads (N, ..., H, S, E).
 
     The weight is kept as (heads, head_dim, width), so that heads may be split, evenly or not;
     ``state_dict(numpy=True)`` shows torch's (heads * head_dim, width).
@@ -40,7 +42,8 @@ class ToHeads(nn.Module):
         self.register_parameter("bias", init.parameter((heads, head_dim), init.zeros_) if bias else None)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.einsum("nsc,hec->nhse", x, self.weight, out=self.out)
+        rows = _ROWS[: x.ndim - 2]
+        y = F.einsum(f"{rows}sc,hec->{rows}hse", x, self.weight, out=self.out)
         return y if self.bias is None else y + self.bias.unsqueeze(1)
 
     def shown_shape(self, name: str) -> tuple[int, ...]:
@@ -53,7 +56,7 @@ class ToHeads(nn.Module):
 
 
 class FromHeads(nn.Module):
-    """A linear layer from heads (N, H, S, E) onto the stream (N, S, C), the other way round than `ToHeads`.
+    """A linear layer from heads (N, ..., H, S, E) onto the stream (N, ..., S, C), the other way round than `ToHeads`.
 
     Over a split of the heads the result is partial: one reduction, after which the bias is added.
     """
@@ -66,7 +69,8 @@ class FromHeads(nn.Module):
         self.register_parameter("bias", init.parameter((width,), init.zeros_) if bias else None)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.einsum("nhse,che->nsc", x, self.weight, out=self.out)
+        rows = _ROWS[: x.ndim - 3]
+        y = F.einsum(f"{rows}hse,che->{rows}sc", x, self.weight, out=self.out)
         return y if self.bias is None else y + self.bias
 
     def shown_shape(self, name: str) -> tuple[int, ...] | None:
