@@ -20,7 +20,7 @@ from hpcpar.signature import Signature, signature
 from hpcpar.tensors import Tensor
 
 
-class _Plan:
+class Rows:
     """Which local dims make a row, over which ranks it is spread, and how many elements each of them holds."""
 
     __slots__ = ("comm", "count", "counts", "leading", "own", "row")
@@ -36,7 +36,7 @@ class _Plan:
         self.own = prod(sig.local_shape[d] for d in self.row)
 
     def rows(self, a: Any) -> Any:
-        """View of a local array as (rows, what this rank has of each)."""
+        """Return a local array as (rows, what this rank has of each); a view where it is dense."""
         return a.reshape(prod(a.shape[d] for d in self.leading), self.own)
 
 
@@ -52,11 +52,11 @@ class LayerNorm(Op):
         lost = x.mesh.sort([a for stack in x.dims[: len(x.shape) - dims] for a in stack])
         moves = [x, *[elements] * (len(sigs) - 1)]
         grads = [x, *[elements.with_partial(lost)] * (len(sigs) - 1)]
-        return Rule(x, moves, grads, sigs, _Plan(x, dims))
+        return Rule(x, moves, grads, sigs, Rows(x, dims))
 
     def forward(self, rule: Rule, arrays: Sequence[Any], extra: Any) -> tuple[Any, Any]:
         x, weight, bias = (*arrays, None, None)[:3]
-        plan: _Plan = rule.plan
+        plan: Rows = rule.plan
         rows = plan.rows(x)
         mean, m2 = merged_moments(plan.comm, plan.counts, *kernels.row_moments(rows))
         inv_std = 1 / np.sqrt(m2 / max(plan.count, 1) + extra)
@@ -66,7 +66,7 @@ class LayerNorm(Op):
 
     def backward(self, rule: Rule, saved: Any, g: Any, needs: tuple[bool, ...]) -> tuple:
         rows, mean, inv_std, weight, has_bias = saved
-        plan: _Plan = rule.plan
+        plan: Rows = rule.plan
         shape = [g.shape[d] for d in plan.row]
         flat = plan.rows(g)
         s1, s2, dweight, dbias = kernels.row_grad_sums(flat, rows, mean, inv_std, weight)

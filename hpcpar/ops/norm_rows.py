@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 from typing import Any
 
 import numpy as np
 
+from hpcpar import kernels
 from hpcpar.kernels import array_module
 from hpcpar.layout.layout import Layout
 from hpcpar.layout.maps import window_map
@@ -15,6 +15,7 @@ from hpcpar.ops.core import Op, Rule
 from hpcpar.ops.elementwise import add, div, mul
 from hpcpar.ops.elementwise import pow as power
 from hpcpar.ops.gather import Gathering, Move
+from hpcpar.ops.layer_norm import Rows
 from hpcpar.signature import Signature, signature
 from hpcpar.tensors import Tensor
 
@@ -26,32 +27,34 @@ class RmsNorm(Op):
 
     def rule(self, sigs: tuple[Signature, ...], dims: int) -> Rule:
         x = sigs[0].resolved
-        row = tuple(range(len(x.shape) - dims, len(x.shape)))
-        elements = signature(x.mesh, x.shape[row[0] :], Layout(*x.dims[row[0] :]))
-        lost = x.mesh.sort([a for stack in x.dims[: row[0]] for a in stack])
-        comm = x.mesh.comm(*(a for d in row for a in x.dims[d]))
+        first = len(x.shape) - dims
+        elements = signature(x.mesh, x.shape[first:], Layout(*x.dims[first:]))
+        lost = x.mesh.sort([a for stack in x.dims[:first] for a in stack])
         moves = [x, *[elements] * (len(sigs) - 1)]
         grads = [x, *[elements.with_partial(lost)] * (len(sigs) - 1)]
-        return Rule(x, moves, grads, sigs, (row, comm, max(prod(x.shape[d] for d in row), 1)))
+        return Rule(x, moves, grads, sigs, Rows(x, dims))
 
     def forward(self, rule: Rule, arrays: Sequence[Any], extra: Any) -> tuple[Any, Any]:
         x, weight = (*arrays, None)[:2]
-        row, comm, count = rule.plan
-        squares = comm.all_reduce(np.square(x, dtype=np.float64).sum(axis=row, keepdims=True))
-        inverse = (1 / np.sqrt(squares / count + extra)).astype(x.dtype)
-        normal = x * inverse
-        return normal if weight is None else normal * weight, (normal, inverse, weight)
+        plan: Rows = rule.plan
+        rows = plan.rows(x)
+        squares = plan.comm.all_reduce(kernels.row_squares(rows))
+        inverse = 1 / np.sqrt(squares / max(plan.count, 1) + extra)
+        weight = None if weight is None else weight.reshape(plan.own)
+        y = kernels.row_normalize(rows, np.zeros_like(inverse), inverse, weight)
+        return y.reshape(x.shape), (rows, inverse, weight)
 
     def backward(self, rule: Rule, saved: Any, g: Any, needs: tuple[bool, ...]) -> tuple:
-        normal, inverse, weight = saved
-        row, comm, count = rule.plan
+        rows, inverse, weight = saved
+        plan: Rows = rule.plan
+        flat, zeros = plan.rows(g), np.zeros_like(inverse)
+        _, along, dweight, _ = kernels.row_grad_sums(flat, rows, zeros, inverse, weight)
         grads: list[Any] = [None]
         if weight is not None:
-            grads.append((g * normal).sum(axis=tuple(range(row[0]))))
+            grads.append(dweight.astype(g.dtype).reshape([g.shape[d] for d in plan.row]))
         if needs[0]:
-            scaled = g if weight is None else g * weight
-            along = comm.all_reduce((scaled * normal).sum(axis=row, keepdims=True, dtype=np.float64))
-            grads[0] = (scaled - normal * (along / count).astype(g.dtype)) * inverse
+            along = plan.comm.all_reduce(along) / max(plan.count, 1)
+            grads[0] = kernels.row_grad_input(flat, rows, zeros, inverse, weight, zeros, along).reshape(g.shape)
         return tuple(grads)
 
 

@@ -1,4 +1,4 @@
-"""Layer normalisation over split rows: exact, stable far from zero, two messages each way."""
+"""Layer and RMS normalisation over split rows: exact, stable far from zero, one message each way."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,8 @@ import pytest
 import hpcpar as hp
 from hpcpar import Layout
 from hpcpar.ops.layer_norm import layer_norm
-from hpcpar.testing import assert_close_everywhere
+from hpcpar.ops.norm_rows import rms_norm
+from hpcpar.testing import assert_close_everywhere, compare_with_serial, draw_layout, draw_mesh, run_cases
 from hpcpar.transport import counter
 
 
@@ -62,3 +63,57 @@ def test_wrong_shapes_are_named(mesh):
         layer_norm(x, 4)
     with pytest.raises(ValueError, match=r"the bias has shape \(2,\)"):
         layer_norm(x, 3, hp.tensor(np.ones(3)), hp.tensor(np.ones(2)))
+
+
+def test_rms_norm_sends_one_word_a_row_each_way(mesh):
+    rng = np.random.default_rng(1)
+    x = hp.tensor(rng.standard_normal((6, 8)), layout=Layout(None, "model"), requires_grad=True)
+    weight = hp.tensor(np.ones(8), layout=Layout("model"), requires_grad=True)
+    with counter.counting() as forward:
+        y = rms_norm(x, (8,), weight)
+    g = hp.tensor(rng.standard_normal((6, 8)), layout=y.layout)
+    with counter.counting() as backward:
+        y.backward(g)
+    for sent in (forward, backward):
+        if mesh.size == 1:
+            assert not sent
+        else:
+            assert {key[0]: t.messages for key, t in sent.items()} == {"all_reduce": 1}
+            assert sent["all_reduce", "model"].bytes == pytest.approx(2 * (mesh.size - 1) / mesh.size * 6 * 8)
+    assert weight.grad.layout == weight.layout
+
+
+@pytest.mark.parametrize("name", ["LayerNorm", "RMSNorm"])
+def test_modules_over_split_tokens_and_split_features_equal_torch(comm, name):
+    torch = pytest.importorskip("torch", reason="torch is the oracle")
+
+    def case(rng):
+        mesh = draw_mesh(rng, ("a", "b"))
+        shape = [(3, 5, 7), (2, 1, 3), (0, 4, 2), (4, 1, 2)][rng.integers(4)]
+        with mesh, hp.nn.default_dtype("float64"):
+            module = getattr(hp.nn, name)(shape[-1], eps=1e-6)
+        twin = getattr(torch.nn, name)(shape[-1], eps=1e-6, dtype=torch.float64)
+        names = list(module.state_dict())
+        own = [rng.standard_normal(shape[-1]) for _ in names]
+        layouts = [draw_layout(rng, shape, mesh, partial=True), *[draw_layout(rng, a.shape, mesh) for a in own]]
+
+        def ours(x, *values):
+            for key, value in zip(names, values, strict=True):
+                module.register_parameter(key, value)
+            return module(x)
+
+        def theirs(x, *values):
+            return torch.func.functional_call(twin, dict(zip(names, values, strict=True)), x)
+
+        arrays = [rng.standard_normal(shape) + 3, *own]
+        compare_with_serial(ours, theirs, arrays, mesh, layouts, parameters=range(1, len(arrays)), tolerance=1e-9)
+
+    assert run_cases(case, 25, seed=51).accepted > 10
+
+
+def test_float32_rows_keep_no_array_but_the_input_and_the_result(mesh):
+    x = hp.tensor(np.ones((4, 6), np.float32), requires_grad=True)
+    for norm in (layer_norm, rms_norm):
+        rows, *statistics = norm(x, (6,)).node.saved
+        assert np.shares_memory(rows, x.shard)
+        assert all(s is None or np.size(s) <= 4 for s in statistics)
