@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -80,11 +81,11 @@ class AttentionDropout:
         first, second = self.offset
         box = ((first + samples.start, first + samples.stop), (second + heads.start, second + heads.stop))
         kept = np.empty((samples.stop - samples.start, heads.stop - heads.start, rows.size, keys.size), bool)
-        for r in runs(rows):
-            for k in runs(keys):
-                ends = tuple((int(p[s.start]), int(p[s.stop - 1]) + 1) for p, s in ((rows, r), (keys, k)))
-                words = random_words(self.seed, self.stream, self.shape, (*box, *ends))
-                kept[:, :, r, k] = mask_of(words, self.p, kept)
+        for r in few_runs(rows):
+            for k in few_runs(keys):
+                q, s = ((int(p.min()), int(p.max()) + 1) for p in (rows[r], keys[k]))
+                words = random_words(self.seed, self.stream, self.shape, (*box, q, s))
+                kept[:, :, r, k] = mask_of(words, self.p, kept)[:, :, rows[r] - q[0]][..., keys[k] - s[0]]
         return array_module(like).asarray(kept)
 
 
@@ -147,6 +148,37 @@ class Sight:
         low = int(states.min(initial=ALL))
         return low if low == int(states.max(initial=NONE)) else SOME
 
+    def intervals(self, sample: int, row: int, key: int) -> tuple[np.ndarray, np.ndarray] | None:
+        """The keys [low, high) of a block, counted from its first, that each row may see by position and document.
+
+        None where they are no intervals (positions in disorder, documents that return).
+        """
+        rows, keys = self.rows[row], self.keys[key]
+        if not self.ordered[sample if self.q_documents is not None else 0, key]:
+            return None
+        low, high = np.zeros(rows.stop - rows.start, np.int64), np.full(rows.stop - rows.start, keys.stop - keys.start)
+        q, k = self.q_positions[rows], self.k_positions[keys]
+        if self.visible.causal:
+            high = np.searchsorted(k, q, "right")
+        if self.visible.window is not None:
+            left, right = self.visible.window
+            low = np.searchsorted(k, q - left, "left")
+            high = np.minimum(high, np.searchsorted(k, q + right, "right"))
+        if self.q_documents is not None:
+            q, k = self.q_documents[sample, rows], self.k_documents[sample, keys]
+            low = np.maximum(low, np.searchsorted(k, q, "left"))
+            high = np.minimum(high, np.searchsorted(k, q, "right"))
+        return low, np.maximum(low, high)
+
+    @cached_property
+    def ordered(self) -> np.ndarray:
+        """Whether each block of keys (N or 1, blocks) has ascending positions and documents."""
+        falls = (np.diff(self.k_positions) < 0)[None]
+        if self.k_documents is not None:
+            falls = falls | (np.diff(self.k_documents) < 0)
+        before = np.concatenate([np.zeros((len(falls), 1), np.int64), falls.cumsum(1)], axis=1)  # falls before a key
+        return np.stack([before[:, k.stop - 1] == before[:, k.start] for k in self.keys], axis=1)
+
     def seen(self, samples: slice, rows: slice, keys: slice, like: Array) -> tuple[Array | None, Array | None]:
         """Of a block, what may be seen (bool) and what is added to the scores; each broadcasts to (n, H, rows, keys).
 
@@ -181,6 +213,12 @@ def runs(positions: np.ndarray) -> list[slice]:
     return [slice(a, b) for a, b in zip(edges, edges[1:], strict=False)]
 
 
+def few_runs(positions: np.ndarray) -> list[slice]:
+    """The runs of positions; all positions as one part where runs are many."""
+    parts = runs(positions)
+    return parts if len(parts) <= RUNS else [slice(0, positions.size)]
+
+
 def _positions(given: Array | None, size: int, name: str) -> np.ndarray:
     """Positions on the host."""
     if given is None:
@@ -192,11 +230,8 @@ def _positions(given: Array | None, size: int, name: str) -> np.ndarray:
 
 def _cut(positions: np.ndarray, block: int) -> list[slice]:
     """Blocks of about equal length, at most ``block``; none holds a jump where there are few of them."""
-    parts = runs(positions)
-    if len(parts) > RUNS:
-        parts = [slice(0, positions.size)]
     blocks = []
-    for part in parts:
+    for part in few_runs(positions):
         size = part.stop - part.start
         count = math.ceil(size / block)
         edges = [part.start + size * i // count for i in range(count + 1)]

@@ -1,11 +1,11 @@
-"""Scalar functions in float32 that the compiler can vectorise: without its vendor's library, numba's own would be
+"""Scalar functions that the compiler can vectorise: without its vendor's library, numba's own would be
 called one element at a time."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from .jit import inlined, vectorised_sum
+from .jit import inlined, typed, vectorised_sum
 
 _LOG2E = np.float32(1.4426950408889634)
 _LN2_HIGH = np.float32(0.693145751953125)  # 16 bits: times an exponent it is exact
@@ -128,3 +128,77 @@ def row_max32(row):
         b = bits[i]
         top = max(top, b ^ ((b >> np.int32(31)) & np.int32(0x7FFFFFFF)))
     return np.int32(top ^ ((top >> np.int32(31)) & np.int32(0x7FFFFFFF))).view(np.float32)
+
+
+_LOG2E_64, _LN2_HIGH_64, _LN2_LOW_64 = 1.4426950408889634, 0.6931471803691238, 1.9082149292705877e-10
+_SMALLEST_64, _LARGEST_64 = -708.3964185322641, 709.782712893384
+
+
+@inlined
+def exp64(x):
+    """As `exp32` in float64: Taylor's polynomial of degree 13, whose remainder is below 1e-17."""
+    bounded = min(max(x, _SMALLEST_64), _LARGEST_64)
+    n = np.floor(bounded * _LOG2E_64 + 0.5)
+    r = (bounded - n * _LN2_HIGH_64) - n * _LN2_LOW_64
+    p = 1.6059043836821613e-10
+    p = p * r + 2.08767569878681e-09
+    p = p * r + 2.505210838544172e-08
+    p = p * r + 2.755731922398589e-07
+    p = p * r + 2.7557319223985893e-06
+    p = p * r + 2.48015873015873e-05
+    p = p * r + 1.984126984126984e-04
+    p = p * r + 1.388888888888889e-03
+    p = p * r + 8.333333333333333e-03
+    p = p * r + 4.1666666666666664e-02
+    p = p * r + 1.6666666666666666e-01
+    p = p * r + 0.5
+    p = (p * r) * r + r + 1.0
+    half = np.int64(n) >> np.int64(1)
+    rest = np.int64(n) - half
+    y = p * np.int64((half + np.int64(1023)) << np.int64(52)).view(np.float64)
+    y = y * np.int64((rest + np.int64(1023)) << np.int64(52)).view(np.float64)
+    y = 0.0 if x < _SMALLEST_64 else y
+    y = np.inf if x > _LARGEST_64 else y
+    return x if x != x else y
+
+
+@inlined
+def row_max64(row):
+    """As `row_max32` in float64."""
+    bits = row.view(np.int64)
+    top = np.int64(-(2**63))
+    for i in range(bits.size):
+        b = bits[i]
+        top = max(top, b ^ ((b >> np.int64(63)) & np.int64(0x7FFFFFFFFFFFFFFF)))
+    return np.int64(top ^ ((top >> np.int64(63)) & np.int64(0x7FFFFFFFFFFFFFFF))).view(np.float64)
+
+
+def exponential(x):
+    """exp of a number inside kernels, by its type: `exp32` or `exp64`."""
+    raise TypeError("for use in compiled functions")
+
+
+def largest(row):
+    """Largest number of a row inside kernels, by its type: `row_max32` or `row_max64`."""
+    raise TypeError("for use in compiled functions")
+
+
+@typed(exponential)
+def _exponential(x):
+    return (lambda x: exp32(x)) if x.bitwidth == 32 else (lambda x: exp64(x))
+
+
+@typed(largest)
+def _largest(row):
+    return (lambda row: row_max32(row)) if row.dtype.bitwidth == 32 else (lambda row: row_max64(row))
+
+
+@vectorised_sum
+def exp_row(row, shift):
+    """Make a row ``exp(row - shift)`` and return its sum, in any order."""
+    total = row.dtype.type(0)
+    for i in range(row.size):
+        e = exponential(row[i] - shift)
+        row[i] = e
+        total += e
+    return total

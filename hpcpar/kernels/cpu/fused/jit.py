@@ -74,6 +74,11 @@ def inlined(function: Callable) -> Callable:
     return load().njit(inline="always", error_model="numpy")(function)
 
 
+def typed(stub: Callable) -> Callable:
+    """Decorator of a function that returns, for the types of the arguments, what kernels run in place of ``stub``."""
+    return load().extending.overload(stub, inline="always")
+
+
 def inner(function: Callable) -> Callable:
     """Decorator of a loop that kernels of the same file call."""
     return load().njit(error_model="numpy", fastmath={"contract", "nsz"})(function)

@@ -1,0 +1,66 @@
+"""Products of small matrices in place, added to what is there: oneDNN's where it is installed, NumPy's otherwise."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from math import prod
+
+import numpy as np
+
+from .. import registry
+from ..arrays import Array
+
+_NORMAL, _TURNED = b"N", b"T"
+
+
+def multiply(a: Array, b: Array, out: Array, alpha: float = 1.0, add: bool = False) -> None:
+    """``out = alpha * a @ b``, or ``out += ...`` with ``add``, over the last two dims of dense or strided arrays.
+
+    The rows of ``out`` are contiguous. Not for arrays without elements.
+    """
+    if out.ndim > 2 and prod(out.shape[:-2]) == 1:
+        first = (0,) * (out.ndim - 2)
+        a, b, out = a[first], b[first], out[first]
+    product = _library() if out.ndim == 2 and out.dtype == np.float32 else None
+    if product is not None:
+        left, right = _panel(a), _panel(b)
+        if left is not None and right is not None:
+            (m, n), k = out.shape, a.shape[1]
+            status = product(left[0], right[0], m, n, k, alpha, left[1], left[2], right[1], right[2], float(add),
+                             out.__array_interface__["data"][0], max(out.strides[0] // 4, n))
+            if status == 0:
+                return
+    if add:
+        part = np.matmul(a, b)
+        out += part if alpha == 1 else part * out.dtype.type(alpha)
+        return
+    np.matmul(a, b, out=out)
+    if alpha != 1:
+        out *= out.dtype.type(alpha)
+
+
+def _panel(a: Array) -> tuple[bytes, int, int] | None:
+    """How a matrix of float32 lies: turned or not, address, elements from row to row; None if in neither way."""
+    (rows, columns), (down, across) = a.shape, a.strides
+    if across == 4 and down >= 4 * columns or rows == 1 and across == 4:
+        return _NORMAL, a.__array_interface__["data"][0], max(down // 4, columns)
+    if down == 4 and across >= 4 * rows or columns == 1 and down == 4:
+        return _TURNED, a.__array_interface__["data"][0], max(across // 4, rows)
+    return None
+
+
+@cache
+def _library() -> Callable | None:
+    """oneDNN's product of float32 matrices in C order, None without the library."""
+    if not registry.available("onednn"):
+        return None
+    from .onednn.library import load
+
+    function = load().c.dnnl_sgemm
+    size, number, place = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
+    matrix = [place, size]
+    function.argtypes = [ctypes.c_char, ctypes.c_char, size, size, size, number, *matrix, *matrix, number, *matrix]
+    function.restype = ctypes.c_int
+    return function
