@@ -41,12 +41,13 @@ def scaled_dot_product_attention(
     Parameters
     ----------
     query : Tensor
-        (N, H, L, E), or (H, L, E), or (L, E).
+        (N, H, L, E), or (L, E), (H, L, E), (N, M, ..., H, L, E).
     key, value : Tensor
-        (N, G, S, E) and (N, G, S, V), or without N, or without both. G is H, or with `enable_gqa` a divisor of it.
+        (N, G, S, E) and (N, G, S, V), and likewise. G is H, or with `enable_gqa` a divisor of it.
     attn_mask : bool or float Tensor or array, optional
         Broadcasts to (N, H, L, S), where L and S count tokens as they lie in memory. True: may be seen; floats, of the
-        dtype of the query, are added to the scores. A float mask gets a gradient if it requires one.
+        dtype of the query, are added to the scores. A float mask gets a gradient if it requires one. With more than 4
+        dims it broadcasts to (H, L, S).
     dropout_p : float
         Probability that a weight is dropped, in training or not, as in torch. The mask depends on the seed, the number
         of the call and (sample, head, positions): it is the same under every layout and order of tokens.
@@ -101,7 +102,7 @@ def scaled_dot_product_attention(
     if attn_mask is not None:
         operands.append(_mask(attn_mask, query, key))
     dropout = (_random.seed(), _random.next_stream(), float(dropout_p)) if dropout_p else None
-    numbers = Numbers(query.shape[3] ** -0.5 if scale is None else float(scale), dropout)
+    numbers = Numbers(query.shape[-1] ** -0.5 if scale is None else float(scale), dropout)
     reach = None if window is None else (int(window[0]), int(window[1]))
     sight = Sight(bool(is_causal), reach, 1, documents is not None, attn_mask is not None)
     return attend(operands, sight, numbers, order, context)
@@ -109,11 +110,11 @@ def scaled_dot_product_attention(
 
 def _check_shapes(query: Tensor, key: Tensor, value: Tensor, grouped: bool) -> None:
     shown = f"{NAME} of query {query.shape}, key {key.shape}, value {value.shape}"
-    if not query.ndim == key.ndim == value.ndim == 4:
-        raise ValueError(f"{shown}: all three have 2, 3 or 4 dims, the last ones heads, tokens and width")
-    if query.shape[0] != key.shape[0] or key.shape[:3] != value.shape[:3] or query.shape[3] != key.shape[3]:
+    if not query.ndim == key.ndim == value.ndim or query.ndim < 4:
+        raise ValueError(f"{shown}: all three have as many dims, the last ones heads, tokens and width")
+    if query.shape[:-3] != key.shape[:-3] or key.shape[:-1] != value.shape[:-1] or query.shape[-1] != key.shape[-1]:
         raise ValueError(f"{shown}: expected (N, H, L, E), (N, G, S, E) and (N, G, S, V)")
-    h, g = query.shape[1], key.shape[1]
+    h, g = query.shape[-3], key.shape[-3]
     if h != g and not grouped:
         raise ValueError(f"{shown}: {h} heads in query and {g} in key; enable_gqa=True shares the heads of the key")
     if h != g and (g == 0 or h % g):
@@ -139,11 +140,11 @@ def _check_arguments(query: Tensor, mask: Any, p: float, causal: bool, window: A
 
 def _documents(documents: Any, query: Tensor, key: Tensor) -> Tensor:
     made = documents if isinstance(documents, Tensor) else as_tensor(np.asarray(documents), query, np.dtype(np.int64))
-    n, keys = key.shape[0], key.shape[2]
-    if made.shape != (n, keys) or query.shape[2] != keys or made.dtype.kind not in "iu":
+    n, keys = key.shape[0], key.shape[-2]
+    if key.ndim > 4 or made.shape != (n, keys) or query.shape[-2] != keys or made.dtype.kind not in "iu":
         raise ValueError(
             f"{NAME}: documents are integers (N, S) for self-attention, here ({n}, {keys}) with as many queries as "
-            f"keys; got {made.dtype} {made.shape} and {query.shape[2]} queries"
+            f"keys; got {made.dtype} {made.shape} with a query of shape {query.shape}"
         )
     return made
 
@@ -154,7 +155,7 @@ def _mask(mask: Any, query: Tensor, key: Tensor) -> Tensor:
         mask = as_tensor(mask, query, query.dtype if mask.dtype.kind == "f" else mask.dtype)
     if mask.dtype not in (np.dtype(bool), query.dtype):
         raise ValueError(f"{NAME}: attn_mask is bool or {query.dtype} as the query, got {mask.dtype}")
-    shape = (*query.shape[:3], key.shape[2])
+    shape = (query.shape[0] if query.ndim == 4 else 1, *query.shape[-3:-1], key.shape[-2])
     if mask.ndim > 4 or any(m not in (1, n) for m, n in zip(reversed(mask.shape), reversed(shape), strict=False)):
         raise ValueError(f"{NAME}: attn_mask of shape {mask.shape} does not broadcast to {shape}")
     while mask.ndim < 4:

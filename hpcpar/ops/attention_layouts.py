@@ -33,9 +33,9 @@ class KeyHeads:
     __slots__ = ("_shape", "index")
 
     def __init__(self, query: Signature, key: Signature) -> None:
-        per_key = max(query.shape[1] // max(key.shape[1], 1), 1)
-        first, last = key.box[1]
-        heads = [h // per_key - first for h in range(*query.box[1])]
+        per_key = max(query.shape[-3] // max(key.shape[-3], 1), 1)
+        first, last = key.box[-3]
+        heads = [h // per_key - first for h in range(*query.box[-3])]
         groups = sorted(set(heads))
         even = len({heads.count(g) for g in groups}) <= 1
         index = tuple(groups if even else heads)
@@ -74,18 +74,33 @@ class AttentionLayouts(NamedTuple):
     heads: KeyHeads
 
     @property
-    def sequence(self) -> Stack:
+    def lead(self) -> tuple[Stack, ...]:
+        """The axes that split the dims before the heads."""
+        return self.out.dims[:-3]
+
+    @property
+    def split_heads(self) -> Stack:
+        """The axes that split the heads of the query."""
+        return self.out.dims[-3]
+
+    @property
+    def tokens(self) -> Stack:
         """The axes that split the tokens of the query."""
-        return self.out.dims[2]
+        return self.out.dims[-2]
+
+    @property
+    def parts(self) -> int:
+        """Into how many blocks the tokens of the query are split."""
+        return self.out.parts(len(self.out.shape) - 2)
 
     @property
     def keys_split(self) -> bool:
         """Whether the tokens of key and value are split, by the same axes."""
-        return bool(self.moves[1].dims[2])
+        return bool(self.moves[1].dims[-2])
 
 
 def attention_layouts(sigs: Sequence[Signature], documents: bool, mask: bool) -> AttentionLayouts:
-    """Return the layouts of attention of (query, key, value, [documents], [mask]).
+    """Return the layouts of attention of (query, key, value, [documents], [mask]), with any dims before the heads.
 
     An operand that is replicated where another is split is sliced. Documents are needed whole along the sequence, as
     is a mask of one row; a move to there is made once while nobody changes them.
@@ -96,45 +111,49 @@ def attention_layouts(sigs: Sequence[Signature], documents: bool, mask: bool) ->
         From layouts alone, hence on all ranks and before any message.
     """
     query, key, value = (sig.resolved for sig in sigs[:3])
+    at = len(query.shape) - 3  # the dim of the heads; the tokens are next to it
     for what, sig in (("query", query), ("key", key), ("value", value)):
-        if sig.dims[3]:
-            raise _error(sigs, f"the last dim of the {what} is split; call .repartition({_without(sig, 3)!r}) on it")
-    batch = _agreed(sigs, 0, "samples", [query, key, value])
+        if sig.dims[-1]:
+            cure = sig.layout.replace(at + 2, None)
+            raise _error(sigs, f"the last dim of the {what} is split; call .repartition({cure!r}) on it")
+    lead = [_agreed(sigs, d, "samples", [query, key, value]) for d in range(at)]
     heads, kept = _heads(sigs, query, key, value)
-    sequence = _sequence(sigs, query, key, value)
-    used = [*batch, *heads, *sequence]
+    tokens = _tokens(sigs, query, key, value)
+    samples = [a for stack in lead for a in stack]
+    used = [*samples, *heads, *tokens]
     twice = {a for a in used if used.count(a) > 1}
     if twice:
         raise _error(sigs, f"axis {min(twice)!r} splits two dims; repartition one of them")
-    keys = sequence if key.dims[2] or value.dims[2] else ()
-    needed = [query.with_layout(Layout(batch, heads, sequence))]
-    needed += [sig.with_layout(Layout(batch, kept, keys)) for sig in (key, value)]
-    lost = query.mesh.sort([*heads[len(kept) :], *(() if keys else sequence)])
+    keys = tokens if key.dims[-2] or value.dims[-2] else ()
+    needed = [query.with_layout(Layout(*lead, heads, tokens))]
+    needed += [sig.with_layout(Layout(*lead, kept, keys)) for sig in (key, value)]
+    lost = query.mesh.sort([*heads[len(kept) :], *(() if keys else tokens)])
     grads = [needed[0], *[sig.with_partial(lost) for sig in needed[1:]]]
-    out = signature(query.mesh, (*query.shape[:3], value.shape[3]), Layout(batch, heads, sequence))
+    out = signature(query.mesh, (*query.shape[:-1], value.shape[-1]), Layout(*lead, heads, tokens))
     rest = list(sigs[3:])
     if documents:
-        needed.append(_documents(sigs, rest.pop(0).resolved, batch, sequence))
+        needed.append(_documents(sigs, rest.pop(0).resolved, lead[0], tokens))
         grads.append(needed[-1])
     if mask:
-        needed.append(_mask(sigs, rest.pop(0).resolved, (batch, heads, sequence)))
-        gone = [a for d, stack in enumerate((batch, heads, sequence)) if not needed[-1].dims[d] for a in stack]
+        stacks = (lead[0] if at == 1 else tuple(samples), heads, tokens)
+        needed.append(_mask(sigs, rest.pop(0).resolved, stacks))
+        gone = [a for stack, split in zip(stacks, needed[-1].dims, strict=False) if not split for a in stack]
         grads.append(needed[-1].with_partial(query.mesh.sort(gone)))
     return AttentionLayouts(tuple(needed), tuple(grads), out, KeyHeads(needed[0], needed[1]))
 
 
 def _heads(sigs: Sequence[Signature], query: Signature, key: Signature, value: Signature) -> tuple[Stack, Stack]:
     """The axes that split the query's heads, and those of them that split the key's: as long as groups stay whole."""
-    own, theirs = query.dims[1], _agreed(sigs, 1, "heads", [key, value])
+    own, theirs = query.dims[-3], _agreed(sigs, -3, "heads", [key, value])
     heads = max(own, theirs, key=len)
     if heads[: len(own)] != own or heads[: len(theirs)] != theirs:
         raise _error(sigs, "the heads are split differently; repartition one of the operands")
-    h, g, mesh = query.shape[1], key.shape[1], query.mesh
+    h, g, mesh = query.shape[-3], key.shape[-3], query.mesh
     kept = heads
     while kept and h != g and g % prod(mesh.shape[a] for a in kept):
         kept = kept[:-1]
     if len(kept) < len(theirs):
-        cure = f"key.repartition({_with(key, 1, kept)!r}) and value.repartition({_with(value, 1, kept)!r})"
+        cure = f"key.repartition({_with(key, -3, kept)!r}) and value.repartition({_with(value, -3, kept)!r})"
         raise _error(
             sigs,
             f"blocks of the {g} heads of the key would not have whole groups of the {h} heads of the query; leave the "
@@ -143,11 +162,11 @@ def _heads(sigs: Sequence[Signature], query: Signature, key: Signature, value: S
     return heads, kept
 
 
-def _sequence(sigs: Sequence[Signature], query: Signature, key: Signature, value: Signature) -> Stack:
+def _tokens(sigs: Sequence[Signature], query: Signature, key: Signature, value: Signature) -> Stack:
     """The axes that split the query's tokens; the tokens of key and value are split alike, or not at all."""
-    own, theirs = query.dims[2], _agreed(sigs, 2, "tokens", [key, value])
+    own, theirs = query.dims[-2], _agreed(sigs, -2, "tokens", [key, value])
     if theirs and own and own != theirs:
-        cure = f"query.repartition({_with(query, 2, theirs)!r}), or let all follow the query"
+        cure = f"query.repartition({_with(query, -2, theirs)!r}), or let all follow the query"
         raise _error(sigs, f"the tokens are split differently in query and key; call {cure}")
     return own or theirs
 
@@ -177,11 +196,7 @@ def _mask(sigs: Sequence[Signature], sig: Signature, stacks: tuple[Stack, Stack,
 
 
 def _with(sig: Signature, dim: int, stack: Stack) -> Layout:
-    return sig.layout.resolved().replace(dim, stack)
-
-
-def _without(sig: Signature, dim: int) -> Layout:
-    return _with(sig, dim, ())
+    return sig.layout.replace(dim % len(sig.shape), stack)
 
 
 def _error(sigs: Sequence[Signature], why: str) -> LayoutError:

@@ -46,7 +46,7 @@ from hpcpar.ops.attention_layouts import AttentionLayouts, attention_layouts
 from hpcpar.ops.local_attention import Numbers, Sight, local_attention
 from hpcpar.ops.repartition import repartition
 from hpcpar.ops.ring_attention import ring_attention, ring_routes
-from hpcpar.ops.shape import expand, reshape, unsqueeze
+from hpcpar.ops.shape import expand, permute, reshape, unsqueeze
 from hpcpar.tensors import Tensor
 
 __all__ = ["CONTEXTS", "attend", "zigzag"]
@@ -56,11 +56,11 @@ CONTEXTS = ("auto", "ring", "all_to_all", "gather")
 
 def attend(operands: Sequence[Tensor], sight: Sight, numbers: Numbers, order: str, context: str) -> Tensor:
     """Return attention of (query, key, value, [documents], [mask]), by a scheme where tokens are split."""
-    if not any(t.sig.dims[2] for t in operands[:3]):
+    if not any(t.sig.dims[-2] for t in operands[:3]):
         return local_attention(tuple(operands), (sight,), numbers)
     lay = _layouts(operands, sight)
     if order == "zigzag":
-        sight = sight._replace(turns=lay.out.parts(2))
+        sight = sight._replace(turns=lay.parts)
     if not lay.keys_split:
         return local_attention(tuple(operands), (sight,), numbers)
     scheme = choose(lay, sight) if context == "auto" else context
@@ -81,57 +81,71 @@ def _layouts(operands: Sequence[Tensor], sight: Sight) -> AttentionLayouts:
 
 def choose(lay: AttentionLayouts, sight: Sight) -> str:
     """Return the scheme of ``context="auto"``, from layouts alone."""
-    out, (query, key, value) = lay.out, lay.moves[:3]
-    parts, stack = out.parts(2), (*out.dims[1], *out.dims[2])
-    if out.shape[1] % prod(out.mesh.shape[a] for a in stack):
+    out, (query, key, value), parts = lay.out, lay.moves[:3], lay.parts
+    if out.shape[-3] % _head_parts(lay):
         return "ring"
     if sight.causal and sight.window is None and sight.turns == 1:
         return "all_to_all"
     routes, sizes = ring_routes(lay, sight)
-    hops = sum((f + b) * size for f, b, size in zip(routes.forward, routes.backward, sizes, strict=True)) / key.shape[2]
-    keys = (key.size / key.parts(0) / key.parts(1)) + (value.size / value.parts(0) / value.parts(1))
-    queries = (query.size + out.size) / out.parts(0) / out.parts(1)
-    repeated = keys * repeats(lay)
-    return "all_to_all" if (queries + repeated) * (parts - 1) / parts <= keys * hops else "ring"
+    hops = sum((f + b) * size for f, b, size in zip(routes.forward, routes.backward, sizes, strict=True))
+    width = (key.shape[-1] + value.shape[-1]) * key.shape[-3] / prod(out.mesh.shape[a] for a in key.dims[-3])
+    heads = out.shape[-3] / prod(out.mesh.shape[a] for a in lay.split_heads)
+    moved = key.shape[-2] * width * repeats(lay) + out.shape[-2] * heads * (query.shape[-1] + out.shape[-1])
+    return "all_to_all" if moved * (parts - 1) / parts <= hops * width else "ring"
 
 
 def repeats(lay: AttentionLayouts) -> int:
     """Return how many times key heads are repeated before they are split over the ranks that shared the tokens."""
-    query, key = lay.moves[:2]
-    h, g, out = query.shape[1], key.shape[1], lay.out
-    parts = prod(out.mesh.shape[a] for a in (*out.dims[1], *out.dims[2]))
-    if h == g:
-        return 1
-    per_key = h // g
+    h, g, parts = lay.out.shape[-3], lay.moves[1].shape[-3], _head_parts(lay)
+    per_key = h // g if g else 1
     return next((r for r in range(1, per_key) if per_key % r == 0 and g * r % parts == 0), per_key)
+
+
+def _head_parts(lay: AttentionLayouts) -> int:
+    """Into how many blocks heads are split once they are in place of the tokens."""
+    return prod(lay.out.mesh.shape[a] for a in (*lay.split_heads, *lay.tokens))
 
 
 def _gathered(operands: Sequence[Tensor], lay: AttentionLayouts, sight: Sight, numbers: Numbers) -> Tensor:
     """Keys and values are all-gathered along the tokens; autograd reduce-scatters their partial gradients."""
-    key, value = (repartition(t, lay.moves[1].layout.replace(2, None)) for t in operands[1:3])
+    key, value = (repartition(t, lay.moves[1].layout.replace(t.ndim - 2, None)) for t in operands[1:3])
     return local_attention((operands[0], key, value, *operands[3:]), (sight,), numbers)
 
 
 def _by_heads(operands: Sequence[Tensor], lay: AttentionLayouts, sight: Sight, numbers: Numbers) -> Tensor:
     """Heads are split in place of tokens, and back."""
-    batch, heads, tokens = lay.out.dims[:3]
-    whole = Layout(batch, (*heads, *tokens))
+    heads = (*lay.split_heads, *lay.tokens)
+    whole = Layout(*lay.lead, heads)
     query, key, value, *rest = operands
     times = repeats(lay)
-    query, key, value = (repartition(t, whole) for t in (query, *[_repeated(t, times) for t in (key, value)]))
+    query, key, value = (_moved(t, whole) for t in (query, *[_repeated(t, times) for t in (key, value)]))
     if sight.documents:
-        rest[0] = repartition(rest[0], Layout(batch))
+        rest[0] = repartition(rest[0], Layout(lay.lead[0]))
     if sight.mask:
-        mask = rest[-1]
-        split = [stack if n > 1 else () for stack, n in zip(whole.dims, mask.shape, strict=False)]
-        rest[-1] = repartition(mask, Layout(*split))
+        n, h = rest[-1].shape[:2]
+        rest[-1] = repartition(rest[-1], Layout(lay.lead[0] if n > 1 else None, heads if h > 1 else None))
     out = local_attention((query, key, value, *rest), (sight,), numbers)
-    return repartition(out, lay.out.layout)
+    return _moved(out, lay.out.layout)
+
+
+def _moved(x: Tensor, layout: Layout) -> Tensor:
+    """x (..., H, L, E) under another layout, lying (..., L, H, E) in memory.
+
+    Moves of 4 and 5 dims arrive with dim 1 last in memory: here that is to be the width.
+    """
+    last = x.ndim - 1
+    if last > 4:
+        return repartition(x, layout)
+    order = (0, last, *range(1, last - 2), last - 1, last - 2)
+    back = tuple(order.index(d) for d in range(x.ndim))
+    moved = repartition(permute(x, order), Layout(*[layout.entry(d) for d in order]))
+    return permute(moved, back)
 
 
 def _repeated(x: Tensor, times: int) -> Tensor:
-    """x (N, G, S, E) with each head repeated: (N, G times, S, E)."""
+    """x (..., G, S, E) with each head repeated: (..., G times, S, E)."""
     if times == 1:
         return x
-    n, g, length, width = x.shape
-    return reshape(expand(unsqueeze(x, 2), (n, g, times, length, width)), (n, g * times, length, width))
+    *lead, g, length, width = x.shape
+    many = expand(unsqueeze(x, x.ndim - 2), (*lead, g, times, length, width))
+    return reshape(many, (*lead, g * times, length, width))

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hpcpar import kernels
-from hpcpar.kernels import Visible, array_module
+from hpcpar.kernels import AttentionDropout, Visible, array_module
 from hpcpar.layout.blocks import owned
 from hpcpar.layout.sequence import Routes, intervals, routes, sees
 from hpcpar.ops.attention_layouts import AttentionLayouts, attention_layouts
@@ -30,7 +30,7 @@ PIECES = 8
 
 def ring_needs(lay: AttentionLayouts, sight: Sight) -> list[list[bool]]:
     """Return which part of the queries sees any key of which part, by causal and window."""
-    n, keys, parts = lay.out.shape[2], lay.moves[1].shape[2], lay.out.parts(2)
+    n, keys, parts = lay.out.shape[-2], lay.moves[1].shape[-2], lay.parts
     order = "natural" if sight.turns == 1 else "zigzag"
     queries, blocks = ([intervals(m, parts, r, order) for r in range(parts)] for m in (n, keys))
     return [[sees(q, k, sight.causal, sight.window) for k in blocks] for q in queries]
@@ -38,18 +38,19 @@ def ring_needs(lay: AttentionLayouts, sight: Sight) -> list[list[bool]]:
 
 def ring_routes(lay: AttentionLayouts, sight: Sight) -> tuple[Routes, list[int]]:
     """Return how far the block of each part travels, and its number of keys."""
-    keys, parts = lay.moves[1].shape[2], lay.out.parts(2)
+    keys, parts = lay.moves[1].shape[-2], lay.parts
     bounds = [owned(keys, parts, r) for r in range(parts)]
     sizes = [b - a for a, b in bounds]
     return routes(ring_needs(lay, sight), sizes), sizes
 
 
 class Piece(NamedTuple):
-    """A part of the work on one block: samples, heads of the query and of the key."""
+    """A part of the work on one block: samples, heads of the query and of the key, and their dropout."""
 
     samples: slice
     heads: slice
     groups: slice
+    dropout: AttentionDropout | None
 
     @property
     def query(self) -> tuple[slice, slice]:
@@ -67,13 +68,12 @@ class RingPlan(AttentionPlan):
 
     def __init__(self, lay: AttentionLayouts, sight: Sight) -> None:
         super().__init__(lay, sight)
-        mesh, stack, keys = lay.out.mesh, lay.sequence, lay.moves[1].shape[2]
-        self.parts = lay.out.parts(2)
-        self.part = lay.out.part_index(2, mesh.coords)
+        mesh, stack, keys, count = lay.out.mesh, lay.tokens, lay.moves[1].shape[-2], lay.parts
+        self.part = lay.out.part_index(len(lay.out.shape) - 2, mesh.coords)
         self.needs = ring_needs(lay, sight)
         self.ways, self.sizes = ring_routes(lay, sight)
         self.ring = Ring(mesh.comm(*stack), places(mesh, stack), self.part, self.ways, self.needs)
-        self.blocks = [slice(*owned(keys, self.parts, j)) for j in range(self.parts)]
+        self.blocks = [slice(*owned(keys, count, j)) for j in range(count)]
         self.positions = [self.positions_of(keys, (b.start, b.stop)) for b in self.blocks]
 
     def needed(self, j: int | None) -> bool:
@@ -145,13 +145,13 @@ class RingAttention(Attention):
                     result.add(*packed.views(flat, j), plan.sight_of(j, documents, mask), moving)
             held = {} if moving is None else moving.wait()
         out, lse = result.done(key, value, query.dtype)
-        return out, (*arrays, out, lse, extra)
+        return plan.unflat(out), (*arrays, out, lse, extra)
 
     def backward(self, rule: Rule, saved: Any, g: Any, needs: tuple[bool, ...]) -> Sequence[Any]:
         plan: RingPlan = rule.plan
         *arrays, out, lse, extra = saved
         query, key, value, documents, mask = plan.operands(arrays)
-        work = _Gradient(plan, (g, query, out, lse), extra, mask if plan.sight.mask and needs[-1] else None)
+        work = _Gradient(plan, (plan.flat(g), query, out, lse), extra, mask if plan.sight.mask and needs[-1] else None)
         packed = Packed(key, value, plan.sizes)
         own = packed.pack(key, value, plan.part)
         total = packed.zeros(own, work.dtype, plan.part)
@@ -182,12 +182,8 @@ class RingAttention(Attention):
             if d in came_home:
                 total += came_home[d]
         dk, dv = packed.views(total.astype(key.dtype, copy=False), plan.part)
-        grads = [work.dq.astype(query.dtype, copy=False)]
-        grads += [plan.heads.give_back(a, plan.key_heads) for a in (dk, dv)]
-        grads += [None] * (len(needs) - 3)
-        if work.dmask is not None:
-            grads[-1] = work.dmask.astype(mask.dtype, copy=False)
-        return grads
+        dmask = None if work.dmask is None else work.dmask.astype(mask.dtype, copy=False)
+        return plan.gradients(work.dq.astype(query.dtype, copy=False), dk, dv, dmask, len(needs))
 
 
 def _moving(plan: RingPlan, t: int, held: dict[int, Any], packed: Packed, own: Any) -> Passing | None:
@@ -208,16 +204,22 @@ def _blocks(plan: RingPlan, t: int, held: dict[int, Any], both: bool = False) ->
     return found if both else [(j, flat) for j, flat in found if j is not None]
 
 
-def _pieces(n: int, heads: int, groups: int, under_way: bool) -> Iterator[Piece]:
-    """Cut samples and groups of heads, which do not depend on each other, into a few pieces."""
+def _pieces(plan: RingPlan, numbers: Numbers, query: Any, groups: int, under_way: bool) -> Iterator[Piece]:
+    """Cut samples and groups of heads, which do not depend on each other, into a few pieces; dropout wants runs."""
+    n, heads = query.shape[:2]
     per_key = heads // groups if groups else 1
-    by_group = min(groups, PIECES) if under_way else 1
-    by_sample = min(n, PIECES // max(by_group, 1)) if under_way else 1
-    for i in range(max(by_sample, 1)):
-        samples = slice(*owned(n, max(by_sample, 1), i))
-        for k in range(max(by_group, 1)):
-            a, b = owned(groups, max(by_group, 1), k)
-            yield Piece(samples, slice(a * per_key, b * per_key), slice(a, b))
+    by_group = max(min(groups, PIECES), 1) if under_way else 1
+    by_sample = max(min(n, PIECES // by_group), 1) if under_way else 1
+    for run, dropout in plan.parts(numbers):
+        start, stop, _ = run.indices(n)
+        for i in range(by_sample):
+            a, b = owned(stop - start, by_sample, i)
+            for k in range(by_group):
+                c, d = owned(groups, by_group, k)
+                own = None
+                if dropout is not None:
+                    own = replace(dropout, offset=(dropout.offset[0] + a, dropout.offset[1] + c * per_key))
+                yield Piece(slice(start + a, start + b), slice(c * per_key, d * per_key), slice(c, d), own)
 
 
 def _visible_of(visible: Visible, piece: Piece) -> Visible:
@@ -232,14 +234,6 @@ def _visible_of(visible: Visible, piece: Piece) -> Visible:
 
 def _mask_index(mask: Any, piece: Piece) -> tuple[slice, slice]:
     return tuple(s if n > 1 else slice(None) for s, n in zip(piece.query, mask.shape, strict=False))
-
-
-def _dropout_of(plan: AttentionPlan, numbers: Numbers, piece: Piece) -> Any:
-    dropout = plan.dropout(numbers)
-    if dropout is None:
-        return None
-    n0, h0 = plan.offset
-    return replace(dropout, offset=(n0 + piece.samples.start, h0 + piece.heads.start))
 
 
 class _Result:
@@ -257,10 +251,9 @@ class _Result:
     def add(self, key: Any, value: Any, visible: Visible, moving: Passing | None) -> None:
         """Attend to one more block of keys."""
         query, out, lse = self._query, self._out, self._lse
-        for piece in _pieces(*query.shape[:2], key.shape[1], moving is not None and moving.busy):
-            q, k, v = query[piece.query], key[piece.key], value[piece.key]
-            dropout = _dropout_of(self._plan, self._numbers, piece)
-            found = kernels.attention_forward(q, k, v, self._numbers.scale, _visible_of(visible, piece), dropout)
+        for piece in _pieces(self._plan, self._numbers, query, key.shape[1], moving is not None and moving.busy):
+            q, k, v, seen = query[piece.query], key[piece.key], value[piece.key], _visible_of(visible, piece)
+            found = kernels.attention_forward(q, k, v, self._numbers.scale, seen, piece.dropout)
             if self._any:
                 found = kernels.attention_merge(out[piece.query], lse[piece.query], *found)
             out[piece.query], lse[piece.query] = found
@@ -293,12 +286,11 @@ class _Gradient:
         """Add what one block of keys gives to dq and, in `into`, to the gradients of the block."""
         moving = [m for m in under_way if m is not None]
         (key, value), (dk, dv) = block, into
-        for piece in _pieces(*self._query.shape[:2], key.shape[1], any(m.busy for m in moving)):
+        for piece in _pieces(self._plan, self._numbers, self._query, key.shape[1], any(m.busy for m in moving)):
             mine = [a[piece.query] for a in (self._g, self._query, self._out, self._lse)]
-            dropout = _dropout_of(self._plan, self._numbers, piece)
             dq, one, other, *dmask = kernels.attention_backward(
                 mine[0], mine[1], key[piece.key], value[piece.key], mine[2], mine[3], self._numbers.scale,
-                _visible_of(visible, piece), dropout, self.dmask is not None,
+                _visible_of(visible, piece), piece.dropout, self.dmask is not None,
             )  # fmt: skip
             self.dq[piece.query] += dq
             dk[piece.key] += one

@@ -234,7 +234,7 @@ WRONG = {
     "heads": (((2, 4, 6, 3), (2, 2, 6, 3), (2, 2, 6, 3)), {}, "enable_gqa=True"),
     "groups": (((2, 4, 6, 3), (2, 3, 6, 3), (2, 3, 6, 3)), {"enable_gqa": True}, "do not divide into 3 groups"),
     "width": (((2, 4, 6, 3), (2, 4, 6, 2), (2, 4, 6, 3)), {}, "expected .N, H, L, E."),
-    "dims": (((2, 4, 6, 3, 1), (2, 4, 6, 3), (2, 4, 6, 3)), {}, "2, 3 or 4 dims"),
+    "dims": (((2, 4, 6, 3, 1), (2, 4, 6, 3), (2, 4, 6, 3)), {}, "as many dims"),
     "mask and causal": (((2, 4, 6, 3),) * 3, {"attn_mask": np.ones((6, 6), bool), "is_causal": True}, "exclude"),
     "mask": (((2, 4, 6, 3),) * 3, {"attn_mask": np.ones((5, 6), bool)}, "does not broadcast"),
     "integer mask": (((2, 4, 6, 3),) * 3, {"attn_mask": np.ones((6, 6), int)}, "bool or float64 as .* got int64"),
@@ -272,3 +272,48 @@ def test_layouts_that_are_not_served_are_named_before_any_message() -> None:
             F.scaled_dot_product_attention(*operands, enable_gqa=True)
         assert "it takes samples and heads split by any axes" in str(raised.value)
         collective_assert(mesh.world, not sent, "a message before the error")
+
+
+def test_more_dims_before_the_heads_are_samples_too() -> None:
+    """A batch and frames, both split: blocks of samples that do not follow each other in the global array."""
+
+    def case(rng: np.random.Generator) -> None:
+        mesh = draw_mesh(rng, ("a", "b"))
+        lead = tuple(int(n) for n in rng.integers(1, 4, 2 + rng.integers(2)))
+        arrays = [rng.standard_normal((*lead, h, 5, 3)) for h in (4, 2, 2)]
+        layout = draw_layout(rng, arrays[0].shape, mesh, forbid=(-1, -2, -3))
+        options: dict[str, Any] = {"enable_gqa": True}
+        if rng.integers(2):
+            arrays.append(rng.standard_normal([(5, 5), (4, 5, 5), (4, 1, 5)][rng.integers(3)]))
+        else:
+            options["is_causal"] = True
+        compare_with_serial(
+            lambda *x: F.scaled_dot_product_attention(*x, **options),
+            lambda *x: reference(*x, **options),
+            arrays,
+            mesh,
+            [layout] * 3 + [Layout()] * (len(arrays) - 3),
+            out=layout,
+        )
+
+    assert run_cases(case, 25, seed=32).accepted == 25
+
+
+def test_dropout_counts_samples_over_all_dims_before_the_heads() -> None:
+    rng = np.random.default_rng(14)
+    q, k, v = (rng.standard_normal((3, 5, 2, 4, 3)) for _ in range(3))
+    results, gradients = [], []
+    mesh = shared_mesh(a=hp.current_mesh().size)
+    for layout in (Layout(), Layout("a"), Layout(None, "a"), Layout(None, None, "a")):
+        hp.manual_seed(6)
+        operands = [operand(a, mesh, layout, True) for a in (q, k, v)]
+        y = F.scaled_dot_product_attention(*operands, dropout_p=0.4)
+        (y * y).sum().backward()
+        results.append(y.numpy())
+        gradients.append([t.grad.numpy() for t in operands])
+    hp.manual_seed(6)
+    flat = F.scaled_dot_product_attention(*[operand(a.reshape(15, 2, 4, 3), mesh) for a in (q, k, v)], dropout_p=0.4)
+    for got, grads in zip(results, gradients, strict=True):
+        assert np.allclose(got, flat.numpy().reshape(got.shape), rtol=1e-12, atol=1e-14)
+        for a, b in zip(grads, gradients[0], strict=True):
+            assert np.allclose(a, b, rtol=1e-11, atol=1e-13)

@@ -251,6 +251,23 @@ def test_dropout_hides_the_same_weights_under_every_layout_order_and_scheme(sche
     assert 0.3 < (serial.numpy() != 0).sum() / (n * h * length * (length + 1) / 2) < 0.7
 
 
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("p", [0.0, 0.3])
+def test_frames_that_are_split_beside_the_tokens(scheme: str, p: float) -> None:
+    """(N, T, H, S, E): T over one axis, S over another; the mask of dropout is that of one rank."""
+    for mesh in meshes():
+        rng, results = np.random.default_rng(4), []
+        arrays = [rng.standard_normal((2, 5, 3, 7, 2)) for _ in range(3)]
+        for layout in (Layout(), Layout(None, "other", "model", "sequence")):
+            hp.manual_seed(8)
+            operands = [operand(a, mesh, layout, True) for a in arrays]
+            y = F.scaled_dot_product_attention(*operands, dropout_p=p, is_causal=True, context=scheme)
+            (y * y).sum().backward()
+            results.append([y.numpy(), *[t.grad.numpy() for t in operands]])
+        for serial, parallel in zip(*results, strict=True):
+            assert np.abs(parallel - serial).max() <= 1e-12 * np.abs(serial).max()
+
+
 @pytest.mark.parametrize("order", ["natural", "zigzag"])
 def test_overlap_moves_the_wait_and_no_bit(order: str) -> None:
     def run() -> list[bytes]:
