@@ -44,6 +44,11 @@ class Product(NamedTuple):
     out_rows: Axes
     outputs: Axes
 
+    @property
+    def bias(self) -> Axes:
+        """Which axes split the bias: those of the outputs of the product itself, before Y is gathered or scattered."""
+        return tuple(a for a in self.weight_outputs if a not in self.out_rows)
+
 
 class Operands(NamedTuple):
     """Layouts of one linear layer: its input, its weight as (outputs, inputs), its bias and its result."""
@@ -118,7 +123,7 @@ class Grid(ABC):
         return Operands(
             Layout(p.rows, *between, p.inputs),
             Layout(p.weight_outputs, p.weight_inputs),
-            Layout(p.outputs),
+            Layout(p.bias),
             Layout(p.out_rows, *between, p.outputs),
         )
 
@@ -136,6 +141,7 @@ class Grid(ABC):
         roles: Mapping[str, str],
         ndim: int = 3,
         *,
+        bias: bool = True,
         keep: str | None = None,
         overlap: Collection[str] | None = None,
     ) -> dict[str, Placement]:
@@ -148,13 +154,15 @@ class Grid(ABC):
 
             - ``"first"``, ``"second"``: linear layers, weight (outputs, inputs), bias (outputs,); any layer that takes
               the stream is a first one, whatever takes the result of a first one is a second one.
-            - ``"heads"``: a first layer, weight (heads, head_dim, inputs): its result (samples, tokens, heads,
-              head_dim) is split by heads.
+            - ``"heads"``: a first layer, weight (heads, head_dim, inputs), bias (heads, head_dim): its result (samples,
+              tokens, heads, head_dim) is split by heads.
             - ``"merge"``: a second layer, weight (outputs, heads, head_dim), that takes such a result.
-            - ``"norm"``: a normalisation over the features of the stream, with any of weight and bias.
+            - ``"norm"``: a normalisation over the features of the stream, weight and bias (features,).
             - ``"embedding"``: a table (entries, features) whose result is the stream.
         ndim : int
             Dims of the stream: 3 for (samples, tokens, features).
+        bias : bool
+            Whether the layers and norms have one. Where some do, two plans are joined: ``{**plan, **other}``.
         keep : {"moved", "source"}, optional
             Whether gathered weights stay for backward, or are gathered again: `Placement`.
         overlap : collection of {"reduce", "scatter", "gather"}, optional
@@ -162,30 +170,32 @@ class Grid(ABC):
 
         Notes
         -----
-        Biases of ``"heads"`` are (heads, head_dim). A bias is split as the features of the result are, and is added
-        once, whatever is partial.
+        A bias is split as the outputs of the product are, and is added once, whatever is partial.
         """
         unknown = [role for role in roles.values() if role not in ROLES]
         if unknown:
             raise ValueError(f"a module of a grid is one of {', '.join(ROLES)}, got {unknown[0]!r}")
-        traffic = {"keep": keep, "overlap": overlap}
-        return {pattern: self._placement(role, ndim, traffic) for pattern, role in roles.items()}
+        return {pattern: self._placement(role, ndim, bias, keep, overlap) for pattern, role in roles.items()}
 
-    def chain(self, names: Sequence[str], ndim: int = 2, **traffic: Any) -> dict[str, Placement]:
+    def chain(self, names: Sequence[str], ndim: int = 2, **rest: Any) -> dict[str, Placement]:
         """Return a plan for linear layers one behind the other, first and second in turn; the rest as in `plan`."""
-        return self.plan({name: ("first", "second")[i % 2] for i, name in enumerate(names)}, ndim, **traffic)
+        return self.plan({name: ("first", "second")[i % 2] for i, name in enumerate(names)}, ndim, **rest)
 
-    def _placement(self, role: str, ndim: int, traffic: dict[str, Any]) -> Placement:
-        stream = self.stream(ndim)
-        features = Layout(self.product().inputs)
-        if role == "norm":
-            return Placement(stream, stream, weight=features, bias=features)
-        if role == "embedding":
-            return Placement(out=stream, weight=Layout(None, self.product().inputs))
+    def _placement(
+        self, role: str, ndim: int, biased: bool, keep: str | None, overlap: Collection[str] | None
+    ) -> Placement:
         x, weight, bias, out = self.operands(ndim, second=role in ("second", "merge"))
-        if role == "heads":
+        if role == "embedding":
+            return Placement(out=x, weight=Layout(None, x.entry(ndim - 1)))
+        if role == "norm":
+            weight = bias = Layout(x.entry(ndim - 1))
+            out = x
+        elif role == "heads":
             weight = Layout(weight.entry(0), None, weight.entry(1))
-        return Placement(x, out, weight=weight, bias=bias, **traffic)
+        parameters = {"weight": weight, "bias": bias} if biased else {"weight": weight}
+        if role == "norm":
+            return Placement(x, out, **parameters)
+        return Placement(x, out, keep=keep, overlap=overlap, **parameters)
 
     # ---- closed forms
 
@@ -220,7 +230,8 @@ class Grid(ABC):
         if not input_gradient:
             words = words._replace(backward=self._without_input(words.backward, p))
         if bias:
-            words += Words({}, {}, self._all_reduce(n / self._length(p.outputs), *p.out_rows))
+            rows = [a for a in p.rows if a in p.out_rows]
+            words += Words({}, {}, self._all_reduce(n / self._length(p.bias), *rows))
         return words
 
     def norm_words(self, m: int, c: int) -> Words:

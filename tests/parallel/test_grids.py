@@ -64,10 +64,9 @@ class Heads(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.init.parameter((HEADS, DEPTH, WIDTH), nn.init.default_weight_)
-        self.bias = nn.init.parameter((HEADS, DEPTH), nn.init.default_bias(WIDTH))
 
     def forward(self, x: hp.Tensor) -> hp.Tensor:
-        return hp.einsum("nsc,hec->nshe", x, self.weight, out=self.out) + self.bias
+        return hp.einsum("nsc,hec->nshe", x, self.weight, out=self.out)
 
 
 class Merge(nn.Module):
@@ -76,10 +75,9 @@ class Merge(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.init.parameter((WIDTH, HEADS, DEPTH), nn.init.default_weight_)
-        self.bias = nn.init.parameter((WIDTH,), nn.init.default_bias(WIDTH))
 
     def forward(self, x: hp.Tensor) -> hp.Tensor:
-        return hp.einsum("nshe,che->nsc", x, self.weight, out=self.out) + self.bias
+        return hp.einsum("nshe,che->nsc", x, self.weight, out=self.out)
 
 
 class Block(nn.Module):
@@ -100,15 +98,11 @@ class Block(nn.Module):
 MODELS = {"mlp": Mlp, "block": Block}
 ROLES = {
     "mlp": {"up": "first", "down": "second"},
-    "block": {
-        "norm?": "norm",
-        "query": "heads",
-        "key": "heads",
-        "value": "heads",
-        "merge": "merge",
-        "mlp.up": "first",
-        "mlp.down": "second",
-    },
+    "block": {"norm?": "norm", "mlp.up": "first", "mlp.down": "second"},
+}
+UNBIASED = {
+    "mlp": {},
+    "block": {"query": "heads", "key": "heads", "value": "heads", "merge": "merge"},
 }
 
 
@@ -118,8 +112,7 @@ def expected_words(grid: Grid, kind: str) -> Words:
     mlp = grid.words(m, WIDTH, HIDDEN, bias=True) + grid.words(m, HIDDEN, WIDTH, second=True, bias=True)
     if kind == "mlp":
         return mlp
-    heads = grid.words(m, WIDTH, 3 * WIDTH, bias=True)
-    merge = grid.words(m, WIDTH, WIDTH, second=True, bias=True)
+    heads, merge = grid.words(m, WIDTH, 3 * WIDTH), grid.words(m, WIDTH, WIDTH, second=True)
     return grid.norm_words(m, WIDTH) + heads + merge + grid.norm_words(m, WIDTH) + mlp
 
 
@@ -133,7 +126,8 @@ def build(grid: Grid, kind: str, mesh: hp.Mesh) -> nn.Module:
             for parameter in norm.parameters():
                 nn.state.assign(parameter, rng.standard_normal(WIDTH))
     ndim = 2 if kind == "mlp" else 3
-    return hp.parallelize(model, grid.plan(ROLES[kind], ndim)) if mesh.size > 1 else model
+    plan = {**grid.plan(ROLES[kind], ndim), **grid.plan(UNBIASED[kind], ndim, bias=False)}
+    return hp.parallelize(model, plan) if mesh.size > 1 else model
 
 
 def data(kind: str) -> tuple[np.ndarray, np.ndarray]:
