@@ -2,7 +2,8 @@
 
 A tile is a block of queries of all heads that share their keys, times a block of keys. Where positions and documents
 ascend, what a query sees of a block is an interval: only that is exponentiated, and a tile is cut to the keys that
-some of its queries see. Small problems (windows of a picture) take several samples and all heads in one tile.
+some of its queries see. Scores in tiles are logarithms to base 2, a factor that the product carries. Small problems
+(windows of a picture) take several samples and all heads in one tile.
 """
 
 from __future__ import annotations
@@ -17,14 +18,16 @@ from ...arrays import Array
 from ...generic.attention import check, heads_in_memory
 from ...visible import ALL, NONE, AttentionDropout, Sight, Visible
 from ..gemm import multiply
-from .functions import exp_row, exponential, largest
+from .functions import exp2_row, exponential2, largest
 from .jit import kernel
 from .random import kept_weights
 
-ROWS, KEYS = 128, 512  # of a tile
+ROWS, KEYS = 256, 512  # of a tile
 SMALL = 1 << 15        # scores of one head up to which samples and heads share a tile
 TOGETHER = 1 << 18     # scores of such a tile
 GRAIN = 16             # tiles are cut to multiples of so many keys
+
+LOG2E, LN2 = 1.4426950408889634, 0.6931471805599453
 
 
 @kernel
@@ -45,11 +48,11 @@ def _running(scores, low, high, top, total, summed, fresh):
                 total[r] = 0
             continue
         top[r] = best
-        part = exp_row(row[a:b], top[r])
+        part = exp2_row(row[a:b], top[r])
         if fresh:
             total[r] = part
         else:
-            shrink = np.exp(before - best)
+            shrink = 2.0 ** (before - best)
             total[r] = total[r] * shrink + part
             if shrink != 1:
                 for c in range(summed.shape[1]):
@@ -64,7 +67,7 @@ def _finish(summed, top, total, lse):
         scale = 1 / total[r] if seen else 0.0
         for c in range(summed.shape[1]):
             summed[r, c] *= scale
-        lse[r] = top[r] + np.log(total[r]) if seen else -np.inf
+        lse[r] = (top[r] + np.log2(total[r])) * LN2 if seen else -np.inf
 
 
 @kernel
@@ -89,9 +92,9 @@ def _slopes(scores, slope, low, high, lse, delta):
         slope[r, :a] = 0
         slope[r, b:] = 0
         p, s = scores[r, a:b], slope[r, a:b]
-        shift, mean = lse[r], delta[r]
+        shift, mean = p.dtype.type(lse[r] * LOG2E), delta[r]
         for c in range(p.size):
-            e = exponential(p[c] - shift)
+            e = exponential2(p[c] - shift)
             p[c] = e
             s[c] = e * (s[c] - mean)
 
@@ -142,7 +145,7 @@ def attention_forward(query: Array, key: Array, value: Array, scale: float, visi
             top, total, sums = room("top", (flat,)), room("total", (flat,)), room("lse", (flat,))
             for i, block in enumerate(tile.blocks):
                 scores = room("scores", (*lead, block.size))
-                multiply(q, k[:, :, block.keys].swapaxes(2, 3), scores, scale)
+                multiply(q, k[:, :, block.keys].swapaxes(2, 3), scores, scale * LOG2E)
                 low, high = tile.restrict(scores, block)
                 weights = scores.reshape(flat, block.size)
                 _running(weights, low, high, top, total, summed.reshape(flat, width), i == 0)
@@ -186,7 +189,7 @@ def attention_backward(g: Array, query: Array, key: Array, value: Array, out: Ar
             for i, block in enumerate(tile.blocks):
                 scores, slope = (room(name, (*lead, block.size)) for name in ("scores", "slope"))
                 keys = slice(None), slice(None), block.keys
-                multiply(q, k[keys].swapaxes(2, 3), scores, scale)
+                multiply(q, k[keys].swapaxes(2, 3), scores, scale * LOG2E)
                 multiply(up, v[keys].swapaxes(2, 3), slope)
                 low, high = tile.restrict(scores, block)
                 weights, slopes = (a.reshape(flat, block.size) for a in (scores, slope))
@@ -290,7 +293,7 @@ class _Tile:
         heads = part.heads.stop - part.heads.start
         view = scores.reshape(part.lead[0], heads, self.rows.stop - self.rows.start, block.size)
         if added is not None:
-            view += self._own(added)
+            view += self._own(added) * view.dtype.type(LOG2E)
         if allowed is not None:
             np.copyto(view, -np.inf, where=~self._own(allowed))
         return np.zeros(1, np.int64), np.full(1, block.size)

@@ -173,8 +173,33 @@ def row_max64(row):
     return np.int64(top ^ ((top >> np.int64(63)) & np.int64(0x7FFFFFFFFFFFFFFF))).view(np.float64)
 
 
-def exponential(x):
-    """exp of a number inside kernels, by its type: `exp32` or `exp64`."""
+@inlined
+def exp2_32(x):
+    """2**x in float32 for x below 127, within 2 units in the last place: its whole part by bits times a polynomial of
+    degree 6, fitted to a relative error of 2e-9 on [-1/2, 1/2]. Below the normal numbers 0, NaN for NaN."""
+    bounded = max(x, np.float32(-126))
+    n = np.floor(bounded + np.float32(0.5))
+    r = bounded - n
+    p = np.float32(1.5353362e-4)
+    p = p * r + np.float32(1.3398875e-3)
+    p = p * r + np.float32(9.618437e-3)
+    p = p * r + np.float32(5.5503324e-2)
+    p = p * r + np.float32(0.24022648)
+    p = p * r + np.float32(0.6931472)
+    p = p * r + np.float32(1.0)
+    y = p * np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
+    y = np.float32(0) if x < np.float32(-126) else y
+    return x if x != x else y
+
+
+@inlined
+def exp2_64(x):
+    """As `exp2_32` in float64, by `exp64`."""
+    return exp64(x * 0.6931471805599453)
+
+
+def exponential2(x):
+    """2**x inside kernels, by the type of x: `exp2_32` or `exp2_64`."""
     raise TypeError("for use in compiled functions")
 
 
@@ -183,9 +208,9 @@ def largest(row):
     raise TypeError("for use in compiled functions")
 
 
-@typed(exponential)
-def _exponential(x):
-    return (lambda x: exp32(x)) if x.bitwidth == 32 else (lambda x: exp64(x))
+@typed(exponential2)
+def _exponential2(x):
+    return (lambda x: exp2_32(x)) if x.bitwidth == 32 else (lambda x: exp2_64(x))
 
 
 @typed(largest)
@@ -194,11 +219,11 @@ def _largest(row):
 
 
 @vectorised_sum
-def exp_row(row, shift):
-    """Make a row ``exp(row - shift)`` and return its sum, in any order."""
+def exp2_row(row, shift):
+    """Make a row ``2**(row - shift)`` and return its sum, in any order."""
     total = row.dtype.type(0)
     for i in range(row.size):
-        e = exponential(row[i] - shift)
+        e = exponential2(row[i] - shift)
         row[i] = e
         total += e
     return total
