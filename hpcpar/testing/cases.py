@@ -36,8 +36,8 @@ class Array:
     Parameters
     ----------
     values : str
-        "normal", "ties" (few distinct values), "positive", "shifted" (mean far larger than spread), "mask" (0 or 1), or
-        "classes N" (int64 below N, one in five -100).
+        "normal", "ties" (few distinct values), "positive", "shifted" (mean far larger than spread), "mask" (0 or 1),
+        "bool", "indices N" (int64 below N), or "classes N" (the same, one in five -100).
     parameter : bool
         Whether it is a `Parameter`, whose gradient may stay partial.
     """
@@ -59,6 +59,10 @@ class Array:
         if kind == "classes":
             labels = rng.integers(0, int(number), self.shape)
             return np.where(rng.random(self.shape) < 0.2, -100, labels)
+        if kind == "indices":
+            return rng.integers(0, int(number), self.shape)
+        if kind == "bool":
+            return rng.random(self.shape) < 0.7
         if kind == "mask":
             return rng.integers(0, 2, self.shape).astype(dtype)
         made = rng.standard_normal(self.shape)

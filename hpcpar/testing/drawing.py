@@ -14,11 +14,18 @@ Rng = np.random.Generator
 
 
 class Family(NamedTuple):
-    """How to draw the cases of some operations, how often, and how the further operands lie."""
+    """How to draw the cases of some operations, how often, and how operands lie.
+
+    Attributes
+    ----------
+    follow : str or callable
+        What further operands are to the first, which lies anyhow: "weight", "same" or "voxels". Or a function of
+        (generator, operands, arguments, mesh) that lays out all of them, and may add arguments.
+    """
 
     draw: Callable[[Rng], Drawn]
     weight: float = 1.0
-    follow: str = "weight"
+    follow: str | Callable[[Rng, list[Array], dict[str, Any], dict[str, int]], None] = "weight"
 
 
 def lengths(rng: Rng, ndim: int, low: int, high: int) -> tuple[int, ...]:

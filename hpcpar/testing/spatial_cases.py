@@ -1,4 +1,4 @@
-"""Random cases of every spatial operation: arguments, shapes, meshes and layouts from the whole space, seeded.
+"""Random cases of every operation: arguments, shapes, meshes and layouts from the whole space, seeded.
 
 `draw_case` makes one `Case` of a family; `run_spatial_cases` checks many, shrinks what fails to one line, and counts
 what happened by operation and kind of layout.
@@ -40,8 +40,12 @@ def draw_case(
     chosen = FAMILIES[family]
     op, arrays, arguments = chosen.draw(rng)
     mesh = dict(mesh or draw_mesh_shape(rng, ranks, AXES))
-    first = draw_layout(rng, arrays[0].shape, mesh, partial=bool(rng.random() < 0.1))
-    placed = [_placed(rng, a, i, first, mesh, chosen.follow) for i, a in enumerate(arrays)]
+    if callable(chosen.follow):
+        placed, arguments = list(arrays), dict(arguments)
+        chosen.follow(rng, placed, arguments, mesh)
+    else:
+        first = draw_layout(rng, arrays[0].shape, mesh, partial=bool(rng.random() < 0.1))
+        placed = [_placed(rng, a, i, first, mesh, chosen.follow) for i, a in enumerate(arrays)]
     dtype = "float32" if rng.random() < 0.2 else "float64"
     return Case(op, placed, arguments, mesh, dtype, int(rng.integers(1 << 20)))
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from hpcpar.testing.attention_draws import ATTENTION
+from hpcpar.testing.contraction_draws import PRODUCTS
 from hpcpar.testing.drawing import Family
 from hpcpar.testing.move_draws import MOVES
 from hpcpar.testing.resample_draws import RESAMPLING
 from hpcpar.testing.statistics_draws import STATISTICS
 from hpcpar.testing.window_draws import WINDOWS
 
-FAMILIES: dict[str, Family] = {**WINDOWS, **RESAMPLING, **MOVES, **STATISTICS}
+TRANSFORMERS: dict[str, Family] = {**PRODUCTS, **ATTENTION}
+"""Those of transformers."""
+
+FAMILIES: dict[str, Family] = {**WINDOWS, **RESAMPLING, **MOVES, **STATISTICS, **TRANSFORMERS}

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hpcpar.layout.maps import out_size
+from hpcpar.testing import transformer_twins
 
 if TYPE_CHECKING:
     from hpcpar.testing.cases import Case
@@ -168,4 +169,5 @@ TORCH: dict[str, Callable[..., Any]] = {
     "masked_mse_loss": _masked_difference(2),
     "masked_l1_loss": _masked_difference(1),
     **{f"pool_and_unpool{n}d": _pool_and_unpool(n) for n in (1, 2, 3)},
+    **transformer_twins.TORCH,
 }

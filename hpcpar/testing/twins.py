@@ -12,6 +12,7 @@ import numpy as np
 from hpcpar import functional, kernels
 from hpcpar.layout.layout import Layout
 from hpcpar.tensors import tensor
+from hpcpar.testing import transformer_twins
 from hpcpar.testing.serial import operand
 
 if TYPE_CHECKING:
@@ -111,6 +112,8 @@ def least_scales(case: Case, expected: Expected) -> tuple[float, float]:
         "var": lambda: size,
         "std": lambda: size,
     }
+    if case.op in ("attention", "softmax", "log_softmax"):  # of few elements the gradient is the rounding of a zero
+        return 0.0, max((float(np.abs(s).max(initial=0.0)) for s in expected.seeds if s is not None), default=0.0)
     if case.op not in counts:
         return 0.0, 0.0
     few = counts[case.op]() < 6
@@ -183,4 +186,5 @@ ADAPTERS: dict[str, Callable[..., Any]] = {
     "masked_l1_loss": _masked("l1_loss"),
     "dice_loss": _masked("dice_loss"),
     **{f"pool_and_unpool{n}d": pool_and_unpool(functional, n) for n in (1, 2, 3)},
+    **transformer_twins.OURS,
 }

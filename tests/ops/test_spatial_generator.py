@@ -11,12 +11,13 @@ from mpi4py import MPI
 from hpcpar.ops.overlap import tiling
 from hpcpar.testing.cases import Array, Case, L
 from hpcpar.testing.spatial_cases import layout_kind, run_spatial_cases
-from hpcpar.testing.spatial_draws import FAMILIES
+from hpcpar.testing.spatial_draws import FAMILIES, TRANSFORMERS
 
 CASES = int(os.environ.get("HPCPAR_CASES", "600"))
 SEED = int(os.environ.get("HPCPAR_SEED", "0"))
 RANKS = MPI.COMM_WORLD.Get_size()
-WEIGHTS = sum(f.weight for f in FAMILIES.values())
+SPATIAL = {name: family for name, family in FAMILIES.items() if name not in TRANSFORMERS}
+WEIGHTS = sum(f.weight for f in SPATIAL.values())
 
 
 def check(family, count, seed, most_refused=0.35):
@@ -31,7 +32,7 @@ def check(family, count, seed, most_refused=0.35):
 
 
 @pytest.mark.watchdog(600)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", SPATIAL)
 def test_every_case_equals_one_process(family):
     check(family, max(12, round(CASES * FAMILIES[family].weight / WEIGHTS)), SEED)
 
