@@ -11,6 +11,7 @@ _HOME = {
     "Decoder": "decoder",
     "DecoderConfig": "decoder_config",
     "Spread": "placement",
+    "Swin3d": "swin3d",
     "UNet3d": "unet3d",
     "ViT3d": "vit3d",
     "generate": "generate",

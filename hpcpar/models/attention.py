@@ -44,7 +44,10 @@ class ToHeads(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         rows = _ROWS[: x.ndim - 2]
         y = F.einsum(f"{rows}sc,hec->{rows}hse", x, self.weight, out=self.out)
-        return y if self.bias is None else y + self.bias.unsqueeze(1)
+        if self.bias is None:
+            return y
+        # added where it broadcasts as it lies: its gradient then stays partial until gradients are synchronised
+        return F.transpose(F.transpose(y, -3, -2) + self.bias, -3, -2)
 
     def shown_shape(self, name: str) -> tuple[int, ...]:
         heads, head_dim, width = self.weight.shape

@@ -22,7 +22,8 @@ from hpcpar.models.volume_tokens import (
     triple,
 )
 from hpcpar.nn import init
-from hpcpar.parallel import Column, Row
+from hpcpar.ops.grid_attention import CONTEXTS
+from hpcpar.parallel import Column, Placement, Row
 from hpcpar.parallel.plan import Entry
 from hpcpar.tensors import Tensor
 
@@ -163,8 +164,15 @@ class ViT3d(nn.Module):
         """Return the plan: heads and hidden channels split by `spread.channels`, learned positions like the grid.
 
         Each half of a block then ends in one reduction. Patches and norms, a small part of the weights, are on every
-        rank.
+        rank. Attention serves a split grid as `spread.context` says.
+
+        Raises
+        ------
+        ValueError
+            A context that a grid cannot be served by.
         """
+        if spread.context not in CONTEXTS:
+            raise ValueError(f"ViT3d: context is one of {', '.join(CONTEXTS)}, got {spread.context!r}")
         plan: dict[str, Entry] = {}
         split = tuple(a for a in spread.channels if mesh.shape[a] > 1)
         if split:
@@ -173,6 +181,8 @@ class ViT3d(nn.Module):
             plan |= {"blocks.*.mlp.down": Row(split)}
             if self.refine is not None:
                 plan |= {"refine": Column(split), "head": Row(split)}
-        if self.positions is not None and max(spread.parts(mesh)) > 1:
-            plan["positions"] = Layout(*spread.space)
+        if max(spread.parts(mesh)) > 1:
+            plan["blocks.*.attention"] = Placement(options={"context": spread.context})
+            if self.positions is not None:
+                plan["positions"] = Layout(*spread.space)
         return plan

@@ -3,6 +3,9 @@
 A rank has whole windows (`ops.windows`), so all that a query sees is there. Windows of a rolled grid hold tokens from
 both ends of a dim, and those that hang over the end hold what is none: tokens of different regions do not see each
 other. Regions follow from the sizes alone.
+
+The bias of relative positions is looked up inside the operation, so that its gradient is that of the table, which a
+parameter keeps partial until gradients are synchronised, and not that of all pairs of tokens.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from hpcpar.ops.spatial import Lengths, per_dim
 from hpcpar.ops.windows import Sizes, window_grid
 from hpcpar.signature import Signature, signature
 from hpcpar.tensors import Tensor
+from hpcpar.transport.device import like as _like
 
 
 def window_regions(
@@ -54,12 +58,29 @@ def window_regions(
     return total.reshape(prod(b - a for a, b in part), prod(window))
 
 
+def relative_rows(window: Sequence[int], largest: Sequence[int]) -> np.ndarray:
+    """Return for each pair (query, key) of tokens of a window the row of the table of relative positions, (T, T).
+
+    Parameters
+    ----------
+    window : sequence of int
+        Not larger than `largest` along any dim.
+    largest : sequence of int
+        The window whose table it is: along each dim distances from ``1 - w`` to ``w - 1``, row-major.
+    """
+    places = np.indices(window).reshape(len(window), prod(window))
+    row = np.zeros((prod(window),) * 2, np.int64)
+    for place, w in zip(places, largest, strict=True):
+        row = row * (2 * w - 1) + place[:, None] - place[None, :] + w - 1
+    return row
+
+
 class WindowAttention(Op):
-    """Scaled dot-product attention inside windows; operands (N, *grid, H, T, E), and a bias (H, T, T)."""
+    """Scaled dot-product attention inside windows; operands (N, *grid, H, T, E), and a table (rows, H) of biases."""
 
     name = "window_attention"
 
-    def rule(self, sigs: tuple[Signature, ...], size: Sizes, window: Sizes, shift: Sizes) -> Rule:
+    def rule(self, sigs: tuple[Signature, ...], size: Sizes, window: Sizes, shift: Sizes, largest: Sizes) -> Rule:
         q = sigs[0].resolved
         if q.dims[-1] or q.dims[-2]:
             raise LayoutError(
@@ -73,12 +94,14 @@ class WindowAttention(Op):
                 raise split_conflict(self.name, sigs[:3], f"repartition all to {q.layout!r} first")
             moves.append(needed)
         grads = list(moves)
+        rows = None
         if len(sigs) > 3:
-            bias = sigs[3].with_layout(Layout(q.dims[-3]))
-            moves.append(bias)
-            grads.append(bias.with_partial(q.mesh.sort([a for stack in q.dims[:-3] for a in stack])))
+            table = sigs[3].with_layout(Layout(None, q.dims[-3]))
+            moves.append(table)
+            grads.append(table.with_partial(q.mesh.sort([a for stack in q.dims[:-3] for a in stack])))
+            rows = relative_rows(window, largest)
         out = signature(q.mesh, (*q.shape[:-1], sigs[2].shape[-1]), Layout(*q.dims))
-        return Rule(out, moves, grads, sigs, window_regions(size, window, shift, q.box[1:-3]))
+        return Rule(out, moves, grads, sigs, (window_regions(size, window, shift, q.box[1:-3]), rows))
 
     def flops(self, rule: Rule) -> int:
         *_, h, t, e = rule.grads[0].shape
@@ -86,16 +109,27 @@ class WindowAttention(Op):
 
     def forward(self, rule: Rule, arrays: Sequence[Any], extra: Any) -> tuple[Any, Any]:
         query, key, value = (_windows(a) for a in arrays[:3])
-        bias = arrays[3] if len(arrays) > 3 else None
-        out, lse = kernels.window_attention_forward(query, key, value, extra, bias, rule.plan)
-        return out.reshape(rule.out.local_shape), (*arrays[:3], bias, out, lse, extra)
+        regions, rows = rule.plan
+        table = arrays[3] if rows is not None else None
+        out, lse = kernels.window_attention_forward(query, key, value, extra, _bias(table, rows), regions)
+        return out.reshape(rule.out.local_shape), (*arrays[:3], table, out, lse, extra)
 
     def backward(self, rule: Rule, saved: Any, g: Any, needs: tuple[bool, ...]) -> tuple:
-        query, key, value, bias, out, lse, scale = saved
+        query, key, value, table, out, lse, scale = saved
+        regions, rows = rule.plan
         operands = [_windows(a) for a in (query, key, value)]
-        *grads, dbias = kernels.window_attention_backward(_windows(g), *operands, out, lse, scale, bias, rule.plan)
+        *grads, dbias = kernels.window_attention_backward(
+            _windows(g), *operands, out, lse, scale, _bias(table, rows), regions
+        )
         shaped = [d.reshape(a.shape) for d, a in zip(grads, (query, key, value), strict=True)]
-        return (*shaped, dbias)[: len(needs)]
+        if table is None:
+            return tuple(shaped)
+        return (*shaped, kernels.add_rows(dbias.transpose(1, 2, 0), _like(rows, dbias), table.shape[0]))
+
+
+def _bias(table: Any, rows: np.ndarray | None) -> Any:
+    """The bias (H, T, T) of every window."""
+    return None if table is None else kernels.take_rows(table, _like(rows, table)).transpose(2, 0, 1)
 
 
 def _windows(a: Any) -> Any:
@@ -110,11 +144,12 @@ def window_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    bias: Tensor | None = None,
+    table: Tensor | None = None,
     *,
     size: Sequence[int],
     window_size: Lengths,
     shift_size: Lengths = 0,
+    table_window: Lengths | None = None,
     scale: float | None = None,
 ) -> Tensor:
     """Return attention inside the windows of `window_partition` (Liu et al. 2021, arXiv 2103.14030).
@@ -123,18 +158,21 @@ def window_attention(
     ----------
     query, key, value : Tensor
         (N, *grid, H, T, E); samples, windows and heads may be split, by the same axes.
-    bias : Tensor, optional
-        (H, T, T), added to the scores of every window: the bias of relative positions.
+    table : Tensor, optional
+        (rows, H): biases of relative positions, one row for each distance between two tokens (`relative_rows`), so
+        ``prod(2 w - 1)`` of them. Added to the scores of every window.
     size, window_size, shift_size
         Of the grid of tokens, as given to `window_partition`. Tokens that the roll has brought together from both ends
         of a dim do not see each other, and what fills up windows at the end is not seen.
+    table_window : int or tuple of int, optional
+        The window w of the table, where it is larger than the windows: a grid may be smaller than what was trained on.
     scale : float, optional
         Of the scores; ``1 / sqrt(E)`` by default.
 
     Returns
     -------
     Tensor
-        (N, *grid, H, T, E), split like the query. No message is sent but for a bias that lies otherwise.
+        (N, *grid, H, T, V), split like the query. No message is sent but for a table that lies otherwise.
 
     Raises
     ------
@@ -156,8 +194,11 @@ def window_attention(
     h, t = query.shape[-3:-1]
     if len(size) != dims or query.shape[1:-3] != window_grid(size, window) or t != prod(window):
         raise ValueError(f"{name}: {query.shape} are not windows of {window} of a grid of {size}")
-    if bias is not None and bias.shape != (h, t, t):
-        raise ValueError(f"{name}: the bias of {h} heads and {t} tokens has shape {bias.shape}")
+    largest = window if table_window is None else per_dim(name, "table_window", table_window, dims)
+    if table is not None and (
+        table.shape != (prod(2 * w - 1 for w in largest), h) or any(w > m for w, m in zip(window, largest, strict=True))
+    ):
+        raise ValueError(f"{name}: a table of shape {table.shape} is not that of {h} heads and windows up to {largest}")
     scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
-    operands = (query, key, value) if bias is None else (query, key, value, bias)
-    return _window_attention(operands, (size, window, shift), scale)
+    operands = (query, key, value) if table is None else (query, key, value, table)
+    return _window_attention(operands, (size, window, shift, largest), scale)

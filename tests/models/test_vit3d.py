@@ -131,6 +131,11 @@ def test_the_plan_splits_heads_and_hidden_channels_and_learned_positions():
     assert model.blocks[0].mlp.down.weight.layout == L(None, split)
     assert model.positions.layout == L(depth)
     assert any("blocks.*.attention.o: Row" in line for line in said) == (split is not None)
+    assert ("blocks.*.attention: Placement(context='auto')" in said) == (depth is not None)
+    place(model, mesh, Spread(context="gather"))
+    assert model.blocks[0].attention.context == ("gather" if depth else "auto")
+    with pytest.raises(ValueError, match="context is one of"):
+        place(model, mesh, Spread(context="ring"))
     shown = model.state_dict(numpy=True)
     assert shown["blocks.0.attention.q.weight"].shape == (12, 12)
     assert shown["voxels.weight"].shape == (8 * 3, 12)

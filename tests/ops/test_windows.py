@@ -64,6 +64,16 @@ def torch_attention(q, k, v, bias, size, window, shift, scale):
     return torch.softmax(scores.masked_fill(apart, -torch.inf), -1) @ v
 
 
+def torch_bias(table, window, largest):
+    """The bias of each pair of tokens, by their distances."""
+    import torch
+
+    rows = table.reshape(*[2 * w - 1 for w in largest], table.shape[1])
+    tokens = list(np.ndindex(*window))
+    away = [[tuple(a - b + w - 1 for a, b, w in zip(i, j, largest, strict=True)) for j in tokens] for i in tokens]
+    return torch.stack([torch.stack([rows[at] for at in row]) for row in away]).permute(2, 0, 1)
+
+
 def draw_windows(rng, dims):
     size = tuple(int(n) for n in rng.integers(1, 8, dims))
     window = tuple(int(w) for w in rng.integers(1, 4, dims))
@@ -103,13 +113,15 @@ def test_window_attention_equals_torch_for_random_windows_and_layouts():
         shape = (int(rng.integers(1, 4)), *grid, heads, tokens, width)
         mesh = draw_mesh(rng)
         layout = draw_layout(rng, shape, mesh, partial=True, forbid=[-1, -2])
-        arrays = [rng.standard_normal(shape) for _ in range(3)] + [rng.standard_normal((heads, tokens, tokens))]
+        largest = tuple(w + int(rng.integers(3)) for w in window)
+        table = rng.standard_normal((int(np.prod([2 * w - 1 for w in largest])), heads))
+        arrays = [*(rng.standard_normal(shape) for _ in range(3)), table]
         kept = L(*[layout.entry(d) for d in range(len(shape))])
         compare_with_serial(
             lambda q, k, v, b: F.window_attention(
-                q, k, v, b, size=size, window_size=window, shift_size=shift, scale=0.7
+                q, k, v, b, size=size, window_size=window, shift_size=shift, table_window=largest, scale=0.7
             ),
-            lambda q, k, v, b: torch_attention(q, k, v, b, size, window, shift, 0.7),
+            lambda q, k, v, b: torch_attention(q, k, v, torch_bias(b, window, largest), size, window, shift, 0.7),
             arrays, mesh, [layout, kept, kept, draw_layout(rng, arrays[3].shape, mesh)], parameters=[3], out=kept,
         )  # fmt: skip
 
@@ -184,7 +196,7 @@ def test_what_cannot_be_served_is_named():
     q = hp.tensor(np.ones((2, 2, 3, 1, 4, 5)), mesh, L(None, "depth"))
     with pytest.raises(ValueError, match="not the windows"):
         F.window_merge(y, 2, (4, 7))
-    with pytest.raises(ValueError, match="bias"):
+    with pytest.raises(ValueError, match="a table of shape"):
         F.window_attention(q, q, q, hp.tensor(np.ones((1, 2, 2)), mesh), size=[4, 6], window_size=2)
     if RANKS > 1:
         with pytest.raises(hp.LayoutError, match="tokens of a window"):
