@@ -14,7 +14,6 @@ _HOME = {
     "Swin3d": "swin3d",
     "UNet3d": "unet3d",
     "ViT3d": "vit3d",
-    "generate": "generate",
     "gpt": "decoder",
     "llama": "decoder",
     "load_pretrained": "pretrained",
