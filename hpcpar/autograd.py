@@ -51,7 +51,7 @@ class Node:
         Later nodes have larger numbers, so that the numbers, backwards, are an order for the walk.
     contributions : dict or None
         The gradient so far: one array for each layout in which a share of it came.
-    owned : set or None
+    owned : tuple of Signature
         Under which signatures the array belongs to this node alone and may be added to in place.
     waiting : int
         During the walk: how many of its consumers have still to be visited.
@@ -80,11 +80,11 @@ class Node:
         held = self.contributions
         if held is None:
             self.contributions = {sig: array}
-            self.owned = {sig} if own else None
+            self.owned = (sig,) if own else ()
             return
         if sig not in held:
             held[sig] = array
-        elif self.owned is not None and sig in self.owned:
+        elif sig in self.owned:
             held[sig] += array
             return
         else:
@@ -92,7 +92,7 @@ class Node:
             held[sig] = held[sig] + array
             own = True
         if own:
-            self.owned = {sig, *(self.owned or ())}
+            self.owned = (*self.owned, sig)
 
 
 def make_leaf(tensor: Tensor) -> Node:
@@ -170,7 +170,8 @@ def backward(root: Tensor, gradient: Any = None, retain_graph: bool = False) -> 
             _finish_leaf(root.node)
         for node in nodes:
             _visit(node, retain_graph)
-        under_way.finish()
+        if under_way.flying:
+            under_way.finish()
     except BaseException:
         for node in nodes:
             node.contributions = None
@@ -231,8 +232,10 @@ def _visit(node: Node, retain_graph: bool) -> None:
         if child is None or i == given:
             continue
         leaf = child.op is None
-        if grads is not None and grads[i] is not None:
-            child.add(rule.grads[i], grads[i], leaf and _is_own(grads[i], gradient))
+        if grads is not None:
+            grad = grads[i]
+            if grad is not None:
+                child.add(rule.grads[i], grad, leaf and _is_own(grad, gradient))
         child.waiting -= 1
         if leaf and child.waiting == 0:
             _finish_leaf(child)
@@ -262,18 +265,20 @@ def _give_early(node: Node, gradient: Any) -> None:
 
 def _pass_on(node: Node, contributions: Contributions) -> None:
     for sig, array in contributions.items():
-        node.inputs[0].add(sig, array, node.owned is not None and sig in node.owned)
+        node.inputs[0].add(sig, array, sig in node.owned)
 
 
 def _is_own(array: Any, gradient: Any) -> bool:
     """Whether nobody else sees the memory of `array`: it is neither (part of) `gradient` nor repeated by strides."""
-    return array is not gradient and 0 not in array.strides and not np.may_share_memory(array, gradient)
+    if array is gradient:
+        return False
+    return array.base is None or (0 not in array.strides and not np.may_share_memory(array, gradient))
 
 
 def _finish_leaf(node: Node) -> None:
     contributions, node.contributions = node.contributions, None
     if contributions is not None:
-        node.leaf._accumulate(contributions, node.owned or ())
+        node.leaf._accumulate(contributions, node.owned)
 
 
 def settle(contributions: Contributions, target: Signature) -> Any:

@@ -210,7 +210,11 @@ class Tensor:
 
     def _accumulate(self, contributions: Contributions, owned: Collection[Signature]) -> None:
         """Take the complete gradient of a leaf: a memory of its own, whatever the contributions share with others."""
-        held = self.grad
+        held, sig = self.grad, self.sig
+        if held is None and len(contributions) == 1 and sig.shape and not sig.partial and sig in contributions:
+            grad = contributions[sig]  # the usual case: complete, as this tensor lies
+            self._take(grad if owned else grad.copy(order="K"), sig)
+            return
         if self.is_parameter:
             target = autograd.parameter_target(contributions, self.sig, None if held is None else held.sig)
         else:
@@ -224,7 +228,13 @@ class Tensor:
             total = move(held._data, held.sig, target) + total
         elif any(np.may_share_memory(total, a) for sig, a in contributions.items() if sig not in owned):
             total = total.copy(order="K")
-        self.grad = Tensor(total.astype(self.dtype, copy=False), target)
+        self._take(total, target)
+
+    def _take(self, grad: Any, sig: Signature) -> None:
+        """Make an array that nobody else sees the gradient, and tell the hooks."""
+        if grad.dtype != self._data.dtype:
+            grad = grad.astype(self._data.dtype)
+        self.grad = Tensor(grad, sig)
         for hook in self.hooks or ():
             hook(self)
 

@@ -80,8 +80,8 @@ class Contraction:
 
     def __call__(self, a: Any, b: Any = None) -> Any:
         if self.is_matrix_product:
-            a, b = a if self.order_a is None else a.T, b if self.order_b is None else b.T
-            return _turned(a.dot(b), self.order_out)
+            product = (a if self.order_a is None else a.T).dot(b if self.order_b is None else b.T)
+            return product if self.order_out is None else product.T
         if self.alone[0]:
             a = a.sum(axis=self.alone[0])
         if self.single:

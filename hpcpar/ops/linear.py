@@ -102,8 +102,12 @@ class Biased(Einsum):
         return y, (x, weight)
 
     def backward(self, rule: Rule, saved: Any, g: Any, needs: tuple[bool, ...]) -> tuple:
-        grads = super().backward(rule, saved, g, needs)
-        return (*grads, np.add.reduce(g, rule.plan[3]) if needs[2] else None)
+        _, (of_x, of_weight), _, rows = rule.plan
+        return (
+            of_x(g, saved, saved[0].shape) if needs[0] else None,
+            of_weight(g, saved, saved[1].shape) if needs[1] else None,
+            np.add.reduce(g, rows) if needs[2] else None,
+        )
 
 
 def label_lengths(equation: Equation, sigs: Sequence[Signature]) -> dict[str, int]:
@@ -287,13 +291,11 @@ def volume_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, out: La
 
 def _contract(equation: Equation, x: Tensor, weight: Tensor, bias: Tensor | None, out: Layout | None) -> Tensor:
     static = equation, out, (x.is_parameter, weight.is_parameter)
-    if weight.overlap:
-        y = _in_pieces()((x, weight), static)
-        y = y if bias is None else add(y, bias)
-    elif bias is None:
-        y = _einsum((x, weight), static)
-    else:
+    if bias is not None and not weight.overlap:
         y = _biased((x, weight, bias), static)
+    else:
+        y = (_in_pieces() if weight.overlap else _einsum)((x, weight), static)
+        y = y if bias is None else add(y, bias)
     return y if out is None else repartition(y, out)
 
 

@@ -11,6 +11,7 @@ from .jit import kernel
 _INV_SQRT_2PI = np.float32(0.3989422804014327)
 _TANH_TWICE = np.float32(1.5957691216057308)  # 2 sqrt(2 / pi): (1 + tanh(u)) / 2 is sigmoid(2 u)
 _TANH_CUBIC = np.float32(0.044715)
+_SMALL = 512  # elements; below, NumPy's two passes take less than the views of memory that a compiled loop needs
 
 
 @kernel
@@ -122,6 +123,8 @@ def leaky_relu(x: Array, slope: float = 0.0, out: Array | None = None) -> Array:
 def leaky_relu_backward(g: Array, y: Array, slope: float = 0.0, out: Array | None = None) -> Array:
     if slope:
         return _map(_leaky_backward, g, y, g.dtype.type(slope), out=out)
+    if g.size < _SMALL:
+        return NotImplemented
     return _map(_relu_backward, g, y, out=out)
 
 
