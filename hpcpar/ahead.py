@@ -66,8 +66,8 @@ class Ahead:
 
     def _follow(self, use: Use) -> list[Use]:
         """Enter a use in the order of the current kind of pass, and step behind it."""
-        if self._taped != autograd.grad_enabled() and not autograd.walking():
-            self._taped, self._at = autograd.grad_enabled(), 0
+        if self._taped != autograd.taped() and not autograd.walking():
+            self._taped, self._at = autograd.taped(), 0
         order = self._orders[self._taped]
         if self._at >= len(order) or order[self._at] != use:
             if order and order[0] == use and not autograd.walking():  # a forward pass begins

@@ -7,7 +7,7 @@ as they are, so that a partial gradient becomes split by one reduce-scatter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
@@ -19,7 +19,7 @@ import numpy as np
 from hpcpar.primitives import under_way
 from hpcpar.primitives.repartition import move, plan
 from hpcpar.signature import Signature
-from hpcpar.sources import Saved
+from hpcpar.sources import whole
 
 if TYPE_CHECKING:
     from hpcpar.ops.core import Op, Rule
@@ -30,6 +30,8 @@ Contributions = dict[Signature, Any]
 _enabled = True
 _epoch = 0
 _walks = 0
+_first_runs = 0
+_second_runs = 0
 _next = count().__next__
 observers: list[Callable[..., None]] = []
 """Called as ``observer(node, gradient, gradients)`` after the gradient rule of each node (the checked mode does)."""
@@ -107,6 +109,16 @@ def grad_enabled() -> bool:
     return _enabled
 
 
+def taped() -> bool:
+    """Whether backward will come here: operations are recorded, or will be when they are run again for it."""
+    return _enabled or _first_runs > 0
+
+
+def recomputing() -> bool:
+    """Whether a forward pass is run a second time, for backward: what it changed once it must not change again."""
+    return _second_runs > 0
+
+
 def epoch() -> int:
     """Return how often backward has been called: a date in the program that is the same on all ranks."""
     return _epoch
@@ -139,6 +151,31 @@ def enable_grad() -> Iterator[None]:
         _enabled = before
 
 
+@contextmanager
+def first_run() -> Iterator[None]:
+    """Record nothing inside the block, as it will be run again for backward."""
+    global _first_runs
+    _first_runs += 1
+    try:
+        with no_grad():
+            yield
+    finally:
+        _first_runs -= 1
+
+
+@contextmanager
+def second_run() -> Iterator[None]:
+    """Run again what has run before, for backward."""
+    global _second_runs, _epoch
+    _second_runs += 1
+    _epoch += 1  # moves of the tensors that are used are made anew: what lives of others may differ between ranks
+    try:
+        yield
+    finally:
+        _second_runs -= 1
+        _epoch += 1
+
+
 def backward(root: Tensor, gradient: Any = None, retain_graph: bool = False) -> None:
     """Accumulate the gradient of `root` into the leaves it came from. Collective over the mesh.
 
@@ -161,7 +198,7 @@ def backward(root: Tensor, gradient: Any = None, retain_graph: bool = False) -> 
         if root.sig.size != 1:
             raise RuntimeError(f"backward without a gradient needs one element; this tensor has shape {root.sig.shape}")
         gradient = np.ones_like(root._data)
-    nodes = _collect(root.node)
+    nodes = _collect([root.node])
     root.node.add(root.sig.resolved, gradient)
     _walks += 1
     try:
@@ -184,18 +221,28 @@ def backward(root: Tensor, gradient: Any = None, retain_graph: bool = False) -> 
                 end()
 
 
-def _collect(root: Node) -> list[Node]:
-    """Return the operations that `root` came from, latest first, and count for each input how many use it."""
-    if root.op is None:
-        return []
-    nodes, seen = [root], {root}
+def _collect(roots: Sequence[Node], since: int = -1, known: Collection[Node] = ()) -> list[Node]:
+    """Return the operations that `roots` came from, latest first, and count for each input how many use it.
+
+    Nodes made before the order `since` are not followed, but their uses are counted; they must be among `known`.
+    """
+    nodes = [node for node in dict.fromkeys(roots) if node.op is not None]
+    seen = set(nodes)
+    for node in nodes:
+        node.waiting = 0
     for node in nodes:  # grows while it is walked
         if node.rule is None:
             raise RuntimeError("this graph was already walked and freed; pass retain_graph=True the first time")
         for child in node.inputs:
             if child is None:
                 continue
-            if child not in seen:
+            if child.order < since:
+                if child not in known:
+                    raise RuntimeError(
+                        f"{node.op.name}: run again for backward it uses a tensor of shape {child.sig.shape} that it "
+                        f"did not use the first time; a recomputed function must do the same each time"
+                    )
+            elif child not in seen:
                 seen.add(child)
                 child.waiting = 0
                 if child.op is not None:
@@ -206,6 +253,9 @@ def _collect(root: Node) -> list[Node]:
 
 
 def _visit(node: Node, retain_graph: bool) -> None:
+    if node.op.expands:
+        _expand(node, retain_graph)
+        return
     contributions, rule = node.contributions, node.rule
     grads: Any = None
     given = -1  # up to which input the gradient was handed on early
@@ -217,7 +267,7 @@ def _visit(node: Node, retain_graph: bool) -> None:
             gradient = settle(contributions, rule.out.resolved)
             if gradient.__class__ is under_way.Move:
                 gradient = gradient.wait()
-            saved = node.saved.fetch() if node.saved.__class__ is Saved else node.saved
+            saved = whole(node.saved)
             if node.op.gives_early and _reduces_early(node):
                 given = 0
                 grads = node.op.backward_early(rule, saved, gradient, node.needs, partial(_give_early, node))
@@ -239,6 +289,22 @@ def _visit(node: Node, retain_graph: bool) -> None:
         child.waiting -= 1
         if leaf and child.waiting == 0:
             _finish_leaf(child)
+
+
+def _expand(node: Node, retain_graph: bool) -> None:
+    """Walk the operations that stand for this one: they are made now, and take its place in the walk."""
+    contributions, node.contributions = node.contributions, None
+    since = _next()
+    roots = node.op.expand(node.saved, contributions, node.owned if contributions is not None else None)
+    nodes = _collect(roots, since, set(node.inputs))
+    if not retain_graph:
+        node.saved = node.rule = None
+    for child in node.inputs:  # those who use it in this one's place have been counted
+        child.waiting -= 1
+        if child.op is None and child.waiting == 0:
+            _finish_leaf(child)
+    for inner in nodes:
+        _visit(inner, False)
 
 
 def _reduces_early(node: Node) -> bool:

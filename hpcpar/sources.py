@@ -1,14 +1,16 @@
-"""Operands that backward moves again instead of keeping: the memory-for-messages switch of sharded state and of grids.
+"""What backward moves or makes again instead of keeping it: memory for messages, memory for work.
 
 An operation saves its operands as they were moved, so that backward sends them once only. A tensor with
 ``keep = "source"`` is saved as it lies instead, which for a parameter costs nothing, and is moved again when backward
-needs it: a gathered weight then lives during one operation.
+needs it: a gathered weight then lives during one operation. This is the switch of sharded state and of the grids. The
+results of chosen operations are made again: see `hpcpar.remaking`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from hpcpar.primitives.repartition import move, plan
 from hpcpar.signature import Signature
@@ -17,7 +19,18 @@ if TYPE_CHECKING:
     from hpcpar.tensors import Tensor
 
 
-class Source(NamedTuple):
+class Later:
+    """Something that a gradient rule needs and that is made when it is asked for."""
+
+    __slots__ = ()
+
+    def fetch(self) -> Any:
+        """Return it; may be collective."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False)
+class Source(Later):
     """An array as it lies, the signature under which backward needs it, and a parameter that is gathered ahead."""
 
     array: Any
@@ -33,11 +46,18 @@ class Source(NamedTuple):
 
 
 class Saved(tuple):
-    """What an operation saved, with sources in the place of some moved operands."""
+    """What an operation saved, with something to be fetched in the place of some operands."""
 
     def fetch(self) -> tuple:
-        """Return what the operation saved; the sources are moved, which is collective."""
-        return tuple(item.fetch() if isinstance(item, Source) else item for item in self)
+        """Return what the operation saved; collective where something is moved."""
+        return tuple(item.fetch() if isinstance(item, Later) else item for item in self)
+
+
+def whole(saved: Any) -> Any:
+    """Return what an operation saved, with all that was to be fetched."""
+    if saved.__class__ is tuple or not isinstance(saved, (Saved, Later)):
+        return saved
+    return saved.fetch()
 
 
 def by_source(

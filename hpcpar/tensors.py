@@ -18,6 +18,7 @@ from hpcpar.signature import Signature, signature
 
 if TYPE_CHECKING:
     from hpcpar.ahead import Ahead
+    from hpcpar.remaking import Recipe
 
 
 class Tensor:
@@ -59,6 +60,7 @@ class Tensor:
     keep = "moved"
     overlap: frozenset[str] = frozenset()
     ahead: Ahead | None = None
+    recipe: Recipe | None = None
     _moved: list | None = None
 
     def __init__(self, data: Any, sig: Signature, requires_grad: bool = False) -> None:

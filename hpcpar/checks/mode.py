@@ -19,7 +19,7 @@ from hpcpar.ops import core
 from hpcpar.ops.core import Op, Rule
 from hpcpar.primitives import repartition
 from hpcpar.signature import Signature
-from hpcpar.sources import Saved
+from hpcpar.sources import whole
 from hpcpar.tensors import Tensor
 from hpcpar.transport import comm as transport
 from hpcpar.transport.system import world
@@ -114,8 +114,7 @@ def _check_adjoint(where: str, node: Node, note: _Note, g: Any, gradients: Any) 
     op, rule, count = node.op, node.rule, len(note.arrays)
     together = {"sum": range(count), "value": ()}.get(op.linear, range(2, count))
     if any(gradients[i] is None for i in together):  # of an operand that needs none
-        saved = node.saved.fetch() if isinstance(node.saved, Saved) else node.saved
-        gradients = op.backward(rule, saved, g, (True,) * count)
+        gradients = op.backward(rule, whole(node.saved), g, (True,) * count)
     seed = rule.out.resolved
     known = [i for i in range(count) if gradients[i] is not None]
     pairs = [(g, seed, note.result, rule.out), (g, seed, np.ones_like(g), seed)]

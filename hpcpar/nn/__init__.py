@@ -47,6 +47,7 @@ from hpcpar.nn.pool import (
     MaxPool3d,
     Upsample,
 )
+from hpcpar.nn.recompute import recompute
 from hpcpar.nn.spatial import (
     AdaptiveMaxPool1d,
     AdaptiveMaxPool2d,
@@ -90,6 +91,6 @@ __all__ = [
     "MaxUnpool3d", "Module", "ModuleDict", "ModuleList", "Parameter", "PixelShuffle", "PixelUnshuffle", "RMSNorm",
     "ReLU", "ReflectionPad1d", "ReflectionPad2d", "ReflectionPad3d", "Removable", "ReplicationPad1d",
     "ReplicationPad2d", "ReplicationPad3d", "Sequential", "SiLU", "Sigmoid", "Softmax", "Tanh", "Upsample", "ZeroPad1d",
-    "ZeroPad2d", "ZeroPad3d", "default_dtype", "get_default_dtype", "init", "relayouts", "set_compute_dtype",
-    "set_default_dtype",
+    "ZeroPad2d", "ZeroPad3d", "default_dtype", "get_default_dtype", "init", "recompute", "relayouts",
+    "set_compute_dtype", "set_default_dtype",
 ]  # fmt: skip

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar, Union
 
-from hpcpar import scope
+from hpcpar import remaking, scope
 from hpcpar.layout.layout import Layout
 from hpcpar.nn.relayout import Moves
+from hpcpar.recomputation import recompute
 from hpcpar.tensors import Parameter, Tensor
 
 Self = TypeVar("Self", bound="Module")
@@ -27,6 +28,10 @@ class Module:
         (`hpcpar.nn.relayouts`).
     out : Layout or None
         The layout of the result, likewise.
+    recomputed : bool
+        Backward runs the module again, instead of keeping what it computes (`hpcpar.nn.recompute`).
+    not_kept : frozenset of str
+        Operations inside whose results are made again, likewise.
     training : bool
     full_name : str
         The path from the outermost module, ``"enc3.conv1"``; "" for the outermost itself.
@@ -39,6 +44,8 @@ class Module:
 
     layout: Layout | None = None
     out: Layout | None = None
+    recomputed = False
+    not_kept: frozenset[str] = frozenset()
     training: bool
 
     def __init__(self) -> None:
@@ -55,11 +62,11 @@ class Module:
         try:
             if self._before:
                 args = self._prepared(args)
-            if self.layout is not None:
-                args = (self._moves.bring(self.full_name, args[0], self.layout), *args[1:])
-            result = self.forward(*args, **kwargs)
-            if self.out is not None:
-                result = self._moves.bring(f"{self.full_name} (out)", result, self.out)
+            if self.not_kept:
+                with remaking.choosing(self.not_kept):
+                    result = self._run(*args, **kwargs)
+            else:
+                result = recompute(self._run, *args, **kwargs) if self.recomputed else self._run(*args, **kwargs)
             for hook in self._after:
                 changed = hook(self, args, result)
                 result = result if changed is None else changed
@@ -69,6 +76,13 @@ class Module:
         finally:
             scope.leave()
         return result
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the result, under the module's layouts."""
+        if self.layout is not None:
+            args = (self._moves.bring(self.full_name, args[0], self.layout), *args[1:])
+        result = self.forward(*args, **kwargs)
+        return result if self.out is None else self._moves.bring(f"{self.full_name} (out)", result, self.out)
 
     def _prepared(self, args: tuple) -> tuple:
         for hook in self._before:
@@ -295,6 +309,9 @@ class Module:
         for what in ("layout", "out"):
             if getattr(self, what) is not None:
                 extra += f"{', ' if extra else ''}{what}={getattr(self, what)!r}"
+        if self.recomputed or self.not_kept:
+            which = True if self.recomputed else tuple(sorted(self.not_kept))
+            extra += f"{', ' if extra else ''}recompute={which}"
         children = [f"({name}): {_indented(repr(child))}" for name, child in self.named_children()]
         if not children:
             return f"{type(self).__name__}({extra})"

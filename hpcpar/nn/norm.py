@@ -9,6 +9,7 @@ import numpy as np
 
 from hpcpar import creation
 from hpcpar import functional as F
+from hpcpar.autograd import recomputing
 from hpcpar.nn import init
 from hpcpar.nn.defaults import get_default_dtype
 from hpcpar.nn.module import Module
@@ -55,7 +56,8 @@ class _BatchNorm(_Affine):
             raise ValueError(f"{type(self).__name__} of {self.num_features} channels, got shape {x.shape}")
         momentum = self.momentum
         if self.training and self.track_running_stats:
-            self.num_batches_tracked.shard[...] += 1
+            if not recomputing():
+                self.num_batches_tracked.shard[...] += 1
             if momentum is None:  # the plain mean over all batches so far
                 momentum = 1.0 / int(self.num_batches_tracked)
         return F.batch_norm(

@@ -32,6 +32,7 @@ class SwiGlu(Op):
     """``silu(gate) * up``, with both gradients in one pass."""
 
     name = "swiglu"
+    saves_little = True
 
     def rule(self, sigs: tuple[Signature, ...]) -> Rule:
         return elementwise_rule(self.name, sigs)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from hpcpar import autograd
+from hpcpar import autograd, remaking
 from hpcpar.autograd import Node
 from hpcpar.layout.layout import Layout, LayoutError
 from hpcpar.signature import Signature, signature
@@ -86,6 +86,8 @@ class Op:
     name = "op"
     linear: str | None = None
     passes_gradient = False
+    expands = False  # see hpcpar.recomputation
+    saves_little = False  # whether what forward saves, but for operands, is small beside the result
     gives_early = False  # `backward_early` gives the gradient of the first operand before that of the others is there
 
     def rule(self, sigs: tuple[Signature, ...], *static: Hashable) -> Rule:
@@ -136,6 +138,8 @@ class Op:
             if True in needs:
                 if moves is not None:
                     saved = by_source(saved, tensors, moves, arrays)
+                if remaking.ever:
+                    saved = remaking.recorded(self, rule, tensors, arrays, extra, saved, out)
                 out.requires_grad = True
                 out.node = Node(rule.out, self, rule, tuple(map(_node, tensors)), needs, saved)
         if observers:

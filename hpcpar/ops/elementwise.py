@@ -59,6 +59,7 @@ class Binary(Op):
     ) -> None:
         self.name, self.function, self.left, self.right = name, function, left, right
         self.needs_out, self.linear = needs_out, linear
+        self.saves_little = not needs_out
 
     def rule(self, sigs: tuple[Signature, ...]) -> Rule:
         return elementwise_rule(self.name, sigs)
@@ -93,6 +94,7 @@ class Unary(Op):
         self.name, self.function, self.derivative = name, function, derivative
         self.saves_in, self.saves_out = saves in ("in", "both"), saves in ("out", "both")
         self.keeps_partial = keeps_partial
+        self.saves_little = not self.saves_out
         self.linear = "each" if keeps_partial else None
 
     def rule(self, sigs: tuple[Signature, ...]) -> Rule:

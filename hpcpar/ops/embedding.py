@@ -32,6 +32,7 @@ class Embedding(Op):
     """Look up what this rank owns; the result is partial over the axes that split the rows of the table."""
 
     name = "embedding"
+    saves_little = True
 
     def __init__(self, padded: bool) -> None:
         # the row of the padding index gets no gradient, which is not the adjoint

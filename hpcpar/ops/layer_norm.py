@@ -44,6 +44,7 @@ class LayerNorm(Op):
     """Normalise each row, the last dims of a sample, to mean 0 and variance 1; then weight and bias."""
 
     name = "layer_norm"
+    saves_little = True
 
     def rule(self, sigs: tuple[Signature, ...], dims: int) -> Rule:
         x = sigs[0].resolved

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from hpcpar import kernels
+from hpcpar.autograd import recomputing
 from hpcpar.layout.layout import Layout, LayoutError
 from hpcpar.ops.core import Op, Rule
 from hpcpar.primitives.repartition import move
@@ -284,7 +285,8 @@ def batch_norm(
 
 def _running_update(running_mean: Tensor, running_var: Tensor, momentum: float) -> Any:
     def update(channels: Signature, mean: Any, m2: Any, count: int) -> None:
-        if count == 0:  # a batch without elements says nothing
+        # a batch without elements says nothing, and one that is run again has been counted
+        if count == 0 or recomputing():
             return
         for buffer, value in ((running_mean, mean), (running_var, m2 / max(count - 1, 1))):
             new = move(value, channels, buffer.sig).astype(buffer.dtype)

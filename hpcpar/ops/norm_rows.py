@@ -24,6 +24,7 @@ class RmsNorm(Op):
     """Divide each row, the last dims of a sample, by its root mean square; then weight."""
 
     name = "rms_norm"
+    saves_little = True
 
     def rule(self, sigs: tuple[Signature, ...], dims: int) -> Rule:
         x = sigs[0].resolved

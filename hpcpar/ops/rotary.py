@@ -80,6 +80,7 @@ class Rotary(Op):
     """Turn pairs of features; linear, with an orthogonal matrix for each token."""
 
     name = "rotary"
+    saves_little = True
     linear = "each"
 
     def rule(self, sigs: tuple[Signature, ...], dims: int, theta: float, interleaved: bool, scaling: tuple) -> Rule:
