@@ -30,7 +30,8 @@ class Text(NamedTuple):
     tokens : Tensor
         (N, S) int64.
     positions, documents : Tensor or None
-        (N, S) int64, where the configuration asks for them.
+        (N, S) int64, where the configuration asks for them. Documents are whole on all ranks that share a text: queries
+        of each meet keys of all, and so no layer has to gather them.
     counted : int
         Targets of the batch that count, over all ranks.
     """
@@ -43,12 +44,18 @@ class Text(NamedTuple):
 
 @dataclass(frozen=True)
 class TextBatch:
-    """What one rank holds of a global batch: arrays (n, s), and what `Text` and `Batch` tell of the whole one."""
+    """What one rank holds of a global batch, and what `Text` and `Batch` tell of the whole one.
+
+    Attributes
+    ----------
+    tokens, targets, positions : array (n, s)
+    documents : array (n, S) or None
+    """
 
     tokens: np.ndarray
     targets: np.ndarray
-    documents: np.ndarray
     positions: np.ndarray
+    documents: np.ndarray | None
     shape: tuple[int, int]
     counted: int
     indices: np.ndarray
@@ -69,6 +76,8 @@ class TextLoader(BatchReader):
         From the global shape (N, S) to this rank's (start, stop) in both dims.
     order : array of int64
         (S,) which place of the window lies at each index of the sequence dim.
+    documents : bool
+        Say which document each token belongs to.
     depth : int
         Batches read ahead.
     """
@@ -79,24 +88,29 @@ class TextLoader(BatchReader):
         sampler: Sampler,
         box: Callable[[tuple[int, ...]], Box],
         order: np.ndarray,
+        documents: bool = False,
         depth: int = 2,
     ):
         super().__init__(dataset, sampler, depth)
-        self.box, self.order = box, order
+        self.box, self.order, self.documents = box, order, documents
 
     def batch(self, position: Position, indices: np.ndarray | None = None) -> TextBatch:
         if indices is None:
             indices = self.sampler.indices(position)
         shape = (len(indices), self.dataset.sequence)
         (first, last), (lo, hi) = self.box(shape)
-        blocks = np.empty((4, last - first, hi - lo), np.int64)
+        mine = [int(index) for index in indices[first:last]]
+        blocks = np.empty((3, len(mine), hi - lo), np.int64)
+        documents = np.empty((len(mine), shape[1]), np.int64) if self.documents else None
         with span("read windows", "io"):
-            if blocks.size:
-                for row, index in enumerate(indices[first:last]):
-                    window = self.dataset.read(int(index), self.order[lo:hi])
-                    blocks[:, row] = window.tokens, window.targets, window.documents, window.positions
+            for row, index in enumerate(mine):
+                if hi > lo:
+                    window = self.dataset.read(index, self.order[lo:hi])
+                    blocks[:, row] = window.tokens, window.targets, window.positions
+                if documents is not None:
+                    documents[row] = self.dataset.documents(index, self.order)
         counted = sum(self.dataset.counted(int(index)) for index in indices)
-        return TextBatch(*blocks, shape, counted, indices, position, self.sampler.after(position))
+        return TextBatch(*blocks, documents, shape, counted, indices, position, self.sampler.after(position))
 
 
 class TextBatches(TensorBatches):
@@ -146,25 +160,24 @@ class TextBatches(TensorBatches):
         transfer: Callable[[np.ndarray], Any] = lambda array: array,
     ):
         self.mesh, self.layout = mesh or current_mesh(), layout
-        self.documents, self.restart, self.ignore_index, self.transfer = documents, restart, ignore_index, transfer
+        self.restart, self.ignore_index, self.transfer = restart, ignore_index, transfer
         box = box_of(self.mesh, layout)
         box((batch, dataset.sequence))  # a layout that does not fit is an error here, not later
         n = dataset.sequence
         split = self.mesh.length(*layout.on((batch, n), self.mesh.shape).entry(1))
         places = zigzag(n, split) if order == "zigzag" else np.arange(n)
-        self.loader = TextLoader(dataset, Sampler(len(dataset), batch, seed, shuffle), box, places, depth)
+        self.loader = TextLoader(dataset, Sampler(len(dataset), batch, seed, shuffle), box, places, documents, depth)
 
     def pair(self, batch: TextBatch) -> tuple[Text, Tensor]:
         targets = batch.targets
         if self.ignore_index != IGNORED:
             targets = np.where(targets == IGNORED, self.ignore_index, targets)
-        text = Text(
-            self._tensor(batch, batch.tokens),
-            self._tensor(batch, batch.positions) if self.restart else None,
-            self._tensor(batch, batch.documents) if self.documents else None,
-            batch.counted,
-        )
-        return text, self._tensor(batch, targets)
+        tokens, target = self._tensor(batch, batch.tokens), self._tensor(batch, targets)
+        positions = self._tensor(batch, batch.positions) if self.restart else None
+        documents = None
+        if batch.documents is not None:
+            documents = self._tensor(batch, batch.documents, Layout(self.layout.entry(0)))
+        return Text(tokens, positions, documents, batch.counted), target
 
-    def _tensor(self, batch: TextBatch, block: np.ndarray) -> Tensor:
-        return from_shard(self.transfer(block), batch.shape, self.mesh, self.layout)
+    def _tensor(self, batch: TextBatch, block: np.ndarray, layout: Layout | None = None) -> Tensor:
+        return from_shard(self.transfer(block), batch.shape, self.mesh, layout or self.layout)

@@ -33,15 +33,12 @@ class Window:
     ----------
     tokens, targets : array of int64
         What stands there, and what follows; behind the end of the text the end token, and `IGNORED`.
-    documents : array of int64
-        Number of the document in the file; `OUTSIDE` behind the end.
     positions : array of int64
         Tokens since the start of the document, or of the window where that comes later.
     """
 
     tokens: np.ndarray
     targets: np.ndarray
-    documents: np.ndarray
     positions: np.ndarray
 
 
@@ -126,7 +123,6 @@ class TextDataset:
         place, base = self.where(index)
         offsets, length = self._offsets[place], self._lengths[place]
         at = base + np.asarray(places, np.int64)
-        inside = at < length
         tokens, targets = np.full(at.shape, self.end, np.int64), np.full(at.shape, IGNORED, np.int64)
         for begin, end in runs(at):
             first, last = int(at[begin]), min(int(at[end - 1]) + 1, length)
@@ -134,9 +130,19 @@ class TextDataset:
                 found = self._stretch(place, first, last + 1)
                 there = slice(begin, begin + last - first)
                 tokens[there], targets[there] = found[:-1], found[1:]
-        documents = np.where(inside, np.searchsorted(offsets, at, side="right") - 1, OUTSIDE)
-        starts = np.where(inside, np.maximum(offsets[np.maximum(documents, 0)], base), base)
-        return Window(tokens, targets, documents, at - starts)
+        documents = self.documents(index, places)
+        starts = np.where(documents == OUTSIDE, base, np.maximum(offsets[documents], base))
+        return Window(tokens, targets, at - starts)
+
+    def documents(self, index: int, places: np.ndarray) -> np.ndarray:
+        """Return the documents that some places of a window belong to: numbers in the file, `OUTSIDE` behind its end.
+
+        Nothing is read: where documents begin is known.
+        """
+        place, base = self.where(index)
+        at = base + np.asarray(places, np.int64)
+        found = np.searchsorted(self._offsets[place], at, side="right") - 1
+        return np.where(at < self._lengths[place], found, OUTSIDE)
 
     def close(self) -> None:
         """Close all files of all threads of this process. Reading again opens them again."""

@@ -6,7 +6,8 @@ have no storage and messages are counted and not sent. So the bill holds for any
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
@@ -44,12 +45,21 @@ class Task:
     input, target : tuple of int
         Global shapes, samples first; the target of a segmentation has the input's shape without channels.
     spread : Spread
-        Which axes split samples, channels and space.
+        Which axes split samples, channels and the extent of a sample.
+    forward : callable
+        From the model and its inputs to its output.
+    further : sequence of callable
+        From a spread to the layout of each input of the same shape and dtype that the model takes besides the first.
+    place_data : callable, optional
+        From a spread to the layouts of input and target; by default those of volumes.
+    split : (str, int)
+        The axis, by its usual name, and the dim of the input, that one sample is split along first.
     optimizer : callable, optional
         Makes the optimizer of a model; without it no step is taken.
     clip : float
         Largest norm of the gradient; 0 for no clipping.
-    dtype, target_dtype : dtype
+    dtype, input_dtype, target_dtype : dtype
+        Of the network; of input and target, the network's by default (and int64 for labels).
     """
 
     model: Callable[[], nn.Module]
@@ -60,16 +70,29 @@ class Task:
     optimizer: Callable[[nn.Module], Optimizer] | None = None
     clip: float = 0.0
     dtype: Any = np.float32
+    input_dtype: Any = None
     target_dtype: Any = None
+    forward: Callable[[nn.Module, Sequence[Tensor]], Tensor] = lambda model, inputs: model(*inputs)
+    further: Sequence[Callable[[Spread], Layout]] = ()
+    place_data: Callable[[Spread], tuple[Layout, Layout]] | None = None
+    split: tuple[str, int] = ("depth", 2)
 
     @property
     def labels(self) -> bool:
         """Whether the target is split in space like the input."""
         return len(self.target) == len(self.input) - 1
 
+    @property
+    def dtypes(self) -> tuple[Any, Any]:
+        """The dtypes of input and target."""
+        labels = np.int64 if self.labels else self.dtype
+        return self.input_dtype or self.dtype, self.target_dtype or labels
+
     def layouts(self, mesh: VirtualMesh) -> tuple[Layout, Layout]:
         """Return the layouts of input and target."""
         spread = self.spread.on(mesh)
+        if self.place_data:
+            return self.place_data(spread)
         return spread.volume, spread.labels if self.labels else spread.samples
 
 
@@ -91,7 +114,10 @@ class Line:
         Bytes that this rank holds more when the next operation starts, for it and for backward; an operation that takes
         the place of its operand keeps nothing more. Together they are the activations at the end of forward.
     forward, backward : Messages
-        Messages of this rank, moves of operands and settling of gradients included.
+        Messages of this rank, moves of operands and settling of gradients included; those of a second run, for
+        backward, belong to backward.
+    repeated : int
+        Work of second runs, as `flops`.
     """
 
     module: str
@@ -103,6 +129,7 @@ class Line:
     kept: int
     forward: Messages
     backward: Messages = field(default_factory=dict)
+    repeated: int = 0
 
 
 @dataclass
@@ -142,6 +169,7 @@ class _Recorder:
     def __init__(self, bill: Bill, ledger: Ledger) -> None:
         self.bill, self.ledger = bill, ledger
         self.nodes: dict[autograd.Node, Line] = {}
+        self.alike: dict[tuple, deque[Line]] = defaultdict(deque)  # in the order in which they are run again
         self.seen = counter.snapshot()
         self.before_op = 0
 
@@ -154,14 +182,23 @@ class _Recorder:
 
     def before(self, op: core.Op, rule: core.Rule, tensors: tuple[Tensor, ...]) -> None:
         add(self.bill.rest, self.gained())
-        self.settle()
+        if not autograd.recomputing():
+            self.settle()
 
     def after(
         self, op: core.Op, rule: core.Rule, tensors: tuple[Tensor, ...], arrays: list[Any], out: Tensor, extra: Any
     ) -> None:
         operand = rule.grads[0].resolved
-        line = Line(scope.current(), op.name, operand, rule.out, extra, op.flops(rule), 0, self.gained())
-        self.bill.lines.append(line)
+        alike = self.alike[scope.current(), op.name, operand, rule.out]
+        if autograd.recomputing():
+            line = alike[0]
+            alike.rotate(-1)
+            line.repeated += line.flops
+            add(line.backward, self.gained())
+        else:
+            line = Line(scope.current(), op.name, operand, rule.out, extra, op.flops(rule), 0, self.gained())
+            self.bill.lines.append(line)
+            alike.append(line)
         if out.node is not None:
             self.nodes[out.node] = line
 
@@ -243,14 +280,15 @@ def _step(task: Task, mesh: VirtualMesh, ledger: Ledger, bill: Bill) -> None:
     _hook(model, recorder.leaf)
     sync = GradientSync(model)
     _hook(model, recorder.synchronised)
-    layouts = task.layouts(mesh)
-    x = _drawn(mesh, task.input, layouts[0], task.dtype)
-    y = _drawn(mesh, task.target, layouts[1], task.target_dtype or (np.int64 if task.labels else task.dtype))
+    layouts, dtypes = task.layouts(mesh), task.dtypes
+    first = [layouts[0], *(lay(task.spread.on(mesh)) for lay in task.further)]
+    inputs = [_drawn(mesh, task.input, layout, dtypes[0]) for layout in first]
+    y = _drawn(mesh, task.target, layouts[1], dtypes[1])
     memory["input"] = ledger.live - memory["parameters"]
     recorder.gained()
     ledger.peak = ledger.live
     with counter.counting() as counts, _recording(recorder):
-        loss = task.loss(model(x), y)
+        loss = task.loss(task.forward(model, inputs), y)
         recorder.settle()
         memory["activations"] = ledger.live - memory["parameters"] - memory["input"]
         add(bill.rest, recorder.gained())

@@ -67,11 +67,12 @@ def estimate(task: Task, shape: dict[str, int], rank: int, prefetch: int) -> Est
 
 def prefetched(task: Task, mesh: VirtualMesh, batches: int) -> int:
     """Return the bytes of this rank's share of batches that are read ahead."""
-    kinds = task.dtype, np.int64 if task.labels else task.dtype
-    total = 0
-    for shape, layout, dtype in zip((task.input, task.target), task.layouts(mesh), kinds, strict=True):
-        total += signature(mesh, shape, layout).local_size * np.dtype(dtype).itemsize
-    return total * batches
+    (first, target), dtypes, spread = task.layouts(mesh), task.dtypes, task.spread.on(mesh)
+    inputs = [(task.input, layout, dtypes[0]) for layout in (first, *(lay(spread) for lay in task.further))]
+    return batches * sum(
+        signature(mesh, shape, layout).local_size * np.dtype(dtype).itemsize
+        for shape, layout, dtype in (*inputs, (task.target, target, dtypes[1]))
+    )
 
 
 def require_memory(mesh: Mesh, job: Job, sample: Sequence[int]) -> Estimate | None:
@@ -82,7 +83,7 @@ def require_memory(mesh: Mesh, job: Job, sample: Sequence[int]) -> Estimate | No
     mesh : Mesh
     job : Job
     sample : sequence of int
-        (C, D, H, W) of one input sample.
+        Shape of one input sample: (C, D, H, W) of a volume, (S,) of a text.
 
     Returns
     -------
@@ -119,18 +120,19 @@ def require_memory(mesh: Mesh, job: Job, sample: Sequence[int]) -> Estimate | No
 
 
 def _advice(job: Job, task: Task, shape: dict[str, int], limit: Limit) -> str:
-    """The smallest split of the depth on which a step would fit."""
-    names = [axis for axis in job.layout.axes("depth") if axis in shape]
-    axis = names[0] if names else "depth"
+    """The smallest split of a sample on which a step would fit."""
+    usual, dim = task.split
+    names = [axis for axis in job.layout.axes(usual) if axis in shape]
+    axis = names[0] if names else usual
     others = "; a smaller data.batch helps too" if job.data.batch > 1 else ""
     for parts in (2 * shape.get(axis, 1) << i for i in range(8)):
-        if parts > task.input[2]:
+        if parts > task.input[dim]:
             break
         wider = {**shape, axis: parts}
         need = estimate(task, wider, prod(wider.values()) // 2, job.data.prefetch).need
         if need <= limit.nbytes:
             return f"With mesh.{axis}={parts}, on {prod(wider.values())} ranks, it needs {amount(need)} a rank{others}"
-    return f"Split space or channels over more ranks{others}"
+    return f"Split samples or channels over more ranks{others}"
 
 
 # ---- what a rank may use

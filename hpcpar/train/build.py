@@ -13,20 +13,26 @@ from hpcpar import kernels, nn, optim
 from hpcpar.launch.devices import choose_device
 from hpcpar.mesh import Mesh
 from hpcpar.models import Spread
+from hpcpar.nn.state import entries
 from hpcpar.optim import schedules
 from hpcpar.tensors import Tensor
 from hpcpar.train import config
 from hpcpar.train.config import ConfigError, Job
+from hpcpar.train.settings.layout import TRANSFORMER
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def make_spread(job: Job, mesh: Mesh) -> Spread:
-    """Return which axes split samples, channels and space, without those that the mesh does not have."""
+    """Return which axes split samples, channels, space and tokens, without those that the mesh does not have."""
     lay = job.layout
-    return Spread(lay.axes("batch"), lay.axes("channels"), tuple(lay.axes(d) for d in ("depth", "height", "width"))).on(
-        mesh
-    )
+    return Spread(
+        lay.axes("batch"),
+        lay.axes("channels"),
+        tuple(lay.axes(dim) for dim in ("depth", "height", "width")),
+        lay.axes("sequence"),
+        **{option: getattr(lay, option) for option in TRANSFORMER},
+    ).on(mesh)
 
 
 def require_compute(compute: str, mesh: Mesh) -> None:
@@ -76,13 +82,24 @@ def make_schedule(job: Job, steps: int) -> optim.optimizer.Schedule:
 
 def make_optimizer(job: Job, model: nn.Module, steps: int) -> optim.Optimizer:
     """Return the optimizer with its schedule."""
-    settings, lr = job.optim, make_schedule(job, steps)
+    settings, lr, parameters = job.optim, make_schedule(job, steps), _parameters(job, model)
     if isinstance(settings, config.SGD):
         return optim.SGD(
-            model, lr, momentum=settings.momentum, nesterov=settings.nesterov, weight_decay=settings.weight_decay
+            parameters, lr, momentum=settings.momentum, nesterov=settings.nesterov, weight_decay=settings.weight_decay
         )
     kind = optim.AdamW if isinstance(settings, config.AdamW) else optim.Adam
-    return kind(model, lr, betas=settings.betas, eps=settings.eps, weight_decay=settings.weight_decay)
+    return kind(parameters, lr, betas=settings.betas, eps=settings.eps, weight_decay=settings.weight_decay)
+
+
+def _parameters(job: Job, model: nn.Module) -> Any:
+    """What the optimizer is given: the model, or groups with and without weight decay."""
+    if job.optim.decay == "all":
+        return model
+    shown = {id(entry.tensor): len(entry.shape) for entry in entries(model).values()}  # in torch's shapes
+    named = list(model.named_parameters())
+    matrices = [(name, p) for name, p in named if shown[id(p)] > 1]
+    others = [(name, p) for name, p in named if shown[id(p)] < 2]
+    return [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
 
 
 def to_device(device: str) -> Callable[[np.ndarray], Any]:

@@ -2,26 +2,26 @@
 
 Every key is listed here with its default; an unknown key, a wrong type and a bad value are errors that name the key.
 The tables `model`, `optim`, `schedule` and `loss` have variants: their key `name` chooses the class, and only that
-variant's keys are accepted, so that a key that would have no effect is an error too.
+variant's keys are accepted, so that a key that would have no effect is an error too; so has `data` by its key `format`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from hpcpar.train import toml
-from hpcpar.train.settings.data import Data
+from hpcpar.train.settings.data import Data, Tokens
+from hpcpar.train.settings.decoders import GPT, Llama
+from hpcpar.train.settings.layout import TEXTS, VOLUMES, InputLayout
 from hpcpar.train.settings.losses import L1, MSE, CrossEntropy, CrossEntropyDice, Dice
 from hpcpar.train.settings.models import CosmoFlow, UNet3d
 from hpcpar.train.settings.optim import SGD, Adam, AdamW, Constant, Cosine, Polynomial, Step
 from hpcpar.train.typed import ConfigError, number, read_table, write_table
 
 __all__ = ["ConfigError", "Job", "dump_job", "load_job", "make_job"]
-
-Axes = str | tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -60,22 +60,6 @@ class Run:
 
 
 @dataclass(frozen=True)
-class InputLayout:
-    """[layout]: the mesh axis, or axes, that split each dim; an axis the mesh has not splits nothing."""
-
-    batch: Axes = "batch"
-    channels: Axes = "model"
-    depth: Axes = "depth"
-    height: Axes = "height"
-    width: Axes = "width"
-
-    def axes(self, dim: str) -> tuple[str, ...]:
-        """Return the axes named for `dim` as a tuple."""
-        entry = getattr(self, dim)
-        return (entry,) if isinstance(entry, str) and entry else tuple(entry)
-
-
-@dataclass(frozen=True)
 class Checkpoint:
     """[checkpoint]: everything that is needed to go on, in the folder ``checkpoints`` of the run directory."""
 
@@ -93,12 +77,12 @@ class Checkpoint:
 class Job:
     """The whole configuration. Keys written ``mesh.<axis>`` are free: the axes of the mesh and their lengths."""
 
-    model: UNet3d | CosmoFlow
+    model: UNet3d | CosmoFlow | GPT | Llama
     loss: CrossEntropy | Dice | CrossEntropyDice | MSE | L1
     mesh: dict[str, int] = field(default_factory=lambda: {"batch": -1})
     run: Run = field(default_factory=Run)
     layout: InputLayout = field(default_factory=InputLayout)
-    data: Data = field(default_factory=Data)
+    data: Data | Tokens = field(default_factory=Data)
     optim: SGD | Adam | AdamW = field(default_factory=AdamW)
     schedule: Constant | Step | Cosine | Polynomial = field(default_factory=Constant)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
@@ -107,12 +91,25 @@ class Job:
         wrong = {axis: n for axis, n in self.mesh.items() if n < 1 and n != -1}
         if wrong or list(self.mesh.values()).count(-1) > 1:
             raise ValueError(f"mesh {self.mesh}: lengths are at least 1, and one of them may be -1 (what is left)")
-        used = {axis for dim in fields(self.layout) for axis in self.layout.axes(dim.name)}
+        heeded = self.model.layout_keys
+        vain = [key for key in self.layout.changed() if key not in heeded]
+        if vain:
+            raise ValueError(f"layout.{', layout.'.join(vain)} has no effect on model.name = {self.model.name!r}")
+        used = {axis for dim in (*VOLUMES, *TEXTS) if dim in heeded for axis in self.layout.axes(dim)}
         idle = [axis for axis, n in self.mesh.items() if n != 1 and axis not in used]
         if idle:
             raise ValueError(
                 f"mesh axis {', '.join(idle)} splits nothing: name it in [layout], or use {', '.join(sorted(used))}"
             )
+        self._check_text()
+
+    def _check_text(self) -> None:
+        text = isinstance(self.model, GPT | Llama)
+        if text != isinstance(self.data, Tokens):
+            needed = "" if text else "not "
+            raise ValueError(f"model.name = {self.model.name!r} is {needed}for data.format = 'tokens'")
+        if text and (not isinstance(self.loss, CrossEntropy) or self.loss.weights):
+            raise ValueError(f"model.name = {self.model.name!r} is for loss.name = 'cross_entropy', without weights")
 
 
 def load_job(path: str | Path, overrides: Iterable[str] = ()) -> Job:

@@ -22,17 +22,18 @@ def evaluate(
     between : callable
         Called after each batch; what it raises, on all ranks, ends the evaluation.
     """
-    training, score = model.training, task.score()
+    training, score = model.training, task.score(batches)
     model.eval()
     total, counted = 0.0, 0.0
     try:
         with no_grad():
             for inputs, target in batches:
                 output = task.forward(model, inputs)
-                if count := task.count(inputs, target):
-                    total += float(task.loss(output, target)) * count
+                loss, count = task.loss(output, target).item(), task.count(inputs, target)
+                if count:
+                    total += loss * count
                     counted += count
-                score.add(output, target)
+                score.add(output, target, loss, count)
                 between()
     finally:
         model.train(training)

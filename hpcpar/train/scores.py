@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 import numpy as np
@@ -14,8 +15,8 @@ from hpcpar.transport.device import to_host
 class Score(Protocol):
     """Figures of an evaluation: counts one batch after another."""
 
-    def add(self, output: Tensor, target: Tensor) -> None:
-        """Count one batch. Collective."""
+    def add(self, output: Tensor, target: Tensor, loss: float, count: float) -> None:
+        """Count one batch with its loss, a mean over `count`. Collective."""
         ...
 
     def figures(self) -> dict[str, float]:
@@ -37,7 +38,7 @@ class Confusion:
         self.classes, self.ignore = classes, ignore_index
         self.counts = np.zeros((classes, classes), np.int64)  # [label, prediction]
 
-    def add(self, output: Tensor, target: Tensor) -> None:
+    def add(self, output: Tensor, target: Tensor, loss: float = 0.0, count: float = 0.0) -> None:
         """Count one batch: logits (N, C, *spatial) and labels (N, *spatial). Collective, one message."""
         predicted = F.argmax(output, 1)
         labels = target.moved(predicted.sig)
@@ -64,7 +65,7 @@ class Errors:
         self.absolute: np.ndarray | float = 0.0
         self.count = 0
 
-    def add(self, output: Tensor, target: Tensor) -> None:
+    def add(self, output: Tensor, target: Tensor, loss: float = 0.0, count: float = 0.0) -> None:
         """Count one batch of (N, outputs). Collective."""
         difference = output - target
         self.squared = self.squared + F.resolve(F.sum(difference * difference, 0)).numpy()
@@ -78,3 +79,24 @@ class Errors:
         mae = np.atleast_1d(self.absolute / self.count)
         each = {f"mae_{i}": float(v) for i, v in enumerate(mae)}
         return {"mse": float(np.mean(self.squared / self.count)), "mae": float(mae.mean()), **each}
+
+
+class CodeLength:
+    """How long a text is when it is told by the model's predictions.
+
+    Parameters
+    ----------
+    raw_bytes : int
+        Of everything that is counted.
+    """
+
+    def __init__(self, raw_bytes: int) -> None:
+        self.raw_bytes, self.nats = raw_bytes, 0.0
+
+    def add(self, output: Tensor, target: Tensor, loss: float, count: float) -> None:
+        """Count one batch."""
+        self.nats += loss * count
+
+    def figures(self) -> dict[str, float]:
+        """Return ``bits_per_byte``: all that was lost, the ends of documents included, over the bytes of the text."""
+        return {"bits_per_byte": self.nats / math.log(2) / self.raw_bytes}

@@ -1,9 +1,9 @@
 """Tables (as TOML gives them) into typed dataclasses, and back; unknown keys, wrong types and bad values are named.
 
 A dataclass is one table. Fields may be bool, int, float, str, Literal, ``X | None``, ``tuple[X, ...]``,
-``tuple[X, Y]``, ``dict[str, X]``, another dataclass, or a union of dataclasses, each of which has a field ``name`` with
-a Literal of one word: the key ``name`` of the table then chooses the class. Field metadata: ``least`` and ``most``
-bound a number, ``key`` is the name in the file where Python reserves the word.
+``tuple[X, Y]``, ``dict[str, X]``, another dataclass, or a union of dataclasses, each of which has a field ``name`` (or
+``format``) with a Literal of words of its own: this key of the table then chooses the class. Field metadata: ``least``
+and ``most`` bound a number, ``key`` is the name in the file where Python reserves the word.
 """
 
 from __future__ import annotations
@@ -81,14 +81,15 @@ class _Reader:
             return None
 
     def _tagged(self, members: dict[str, type], table: Any, path: str, field: dataclasses.Field) -> Any:
-        """A union of dataclasses: the key `name` chooses; without it the default's class is meant."""
+        """A union of dataclasses: the key `name`, or `format`, chooses; without it the default's class is meant."""
         if not isinstance(table, Mapping):
             self.say(path, f"{path} must be a table, got {_show(table)}")
             return None
-        name = table.get("name", None if _required(field) else field.default_factory().name)
+        key = _tag(next(iter(members.values())))[0]
+        name = table.get(key, None if _required(field) else getattr(field.default_factory(), key))
         if name in members:
             return self.table(members[name], table, path)
-        place = _join(path, "name")
+        place = _join(path, key)
         if name is None:
             self.say(place, f"{place} is missing: one of {_listed(members)}")
         else:
@@ -98,9 +99,9 @@ class _Reader:
         return None
 
     def _unknown(self, path: str, name: str, keys: list[str], kind: type) -> str:
-        full, home, variant = _join(path, name), f"[{path}]" if path else "the file", _tag(kind)
-        if variant:
-            home += f" with name = {variant!r}"
+        full, home, (tag, words) = _join(path, name), f"[{path}]" if path else "the file", _tag(kind)
+        if words:
+            home += f" with {tag} = {' or '.join(map(repr, words))}"
         near = difflib.get_close_matches(name, keys, 1, 0.6)
         elsewhere = [k for k in self.known if k.rpartition(".")[2] == name]
         found = (
@@ -158,22 +159,25 @@ def _all_keys(kind: type, path: str = "") -> dict[str, list[str]]:
         place, hint = _join(path, _key(field)), hints[field.name]
         variants = list(_members(hint).values()) or ([hint] if dataclasses.is_dataclass(hint) else [])
         if not variants:
-            keys[place] = [_tag(kind)] if _tag(kind) else []
+            keys[place] = list(_tag(kind)[1])
         for variant in variants:
             for key, names in _all_keys(variant, place).items():
                 keys.setdefault(key, []).extend(names)
     return keys
 
 
-def _tag(kind: type) -> str:
-    """The name by which a variant is chosen; empty for a dataclass that is none."""
-    named = typing.get_type_hints(kind).get("name")
-    return typing.get_args(named)[0] if typing.get_origin(named) is typing.Literal else ""
+def _tag(kind: type) -> tuple[str, tuple[str, ...]]:
+    """The key by which a variant is chosen and the words that choose it; empty for a dataclass that is none."""
+    hints = typing.get_type_hints(kind)
+    for key in ("name", "format"):
+        if typing.get_origin(hints.get(key)) is typing.Literal:
+            return key, typing.get_args(hints[key])
+    return "", ()
 
 
 def _members(kind: Any) -> dict[str, type]:
-    """Name -> class of a union of dataclasses; empty for other types."""
-    return {_tag(m): m for m in typing.get_args(kind) if dataclasses.is_dataclass(m)}
+    """Word -> class of a union of dataclasses; empty for other types."""
+    return {word: m for m in typing.get_args(kind) if dataclasses.is_dataclass(m) for word in _tag(m)[1]}
 
 
 def _convert(kind: Any, value: Any) -> Any:

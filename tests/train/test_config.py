@@ -131,7 +131,7 @@ def test_an_exception_from_bfloat16_that_names_no_convolution_is_a_mistake(job_f
         ("run.compute_except=['head']", ["compute_except has no effect without compute = 'bfloat16'"]),
         ("run.dir=7", ["run.dir must be a string, got 7"]),
         ("model.batch_norm=1", ["model.batch_norm must be true or false, got 1"]),
-        ("model.name=unet", ["model.name must be one of unet3d, cosmoflow, got 'unet'", "did you mean unet3d?"]),
+        ("model.name=unet", ["model.name must be one of unet3d, cosmoflow, gpt, llama, got 'unet'", "did you mean unet3d?"]),
         ("optim.betas=[0.9]", ["optim.betas must be a list of 2, got [0.9] (a list)"]),
         ("data.augment.flip=[0, 1.5]", ["data.augment.flip must be a list whose every entry is an integer"]),
         ("data.train=3", ["data.train must be a string or a list, got 3"]),
@@ -167,7 +167,7 @@ def test_all_mistakes_are_told_at_once_with_their_source(job_file):
 
 
 def test_a_missing_table_says_what_to_give(job_file):
-    assert "model is missing: give a table with name = 'unet3d' or 'cosmoflow'" in mistakes(job_file("[run]\n"))[0]
+    assert "model is missing: give a table with name = 'unet3d' or 'cosmoflow' or 'gpt'" in mistakes(job_file("[run]\n"))[0]
 
 
 def test_a_file_that_is_no_toml_names_the_place(job_file):

@@ -34,3 +34,18 @@ class Data:
     prefetch: int = number(2, least=0)  # batches read ahead
     log1p: bool = False  # the network sees log(1 + input): for counts, whose tail is long
     augment: Augment = field(default_factory=Augment)
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """[data] with format = "tokens": windows of the texts that ``hpcpar data text`` has made."""
+
+    train: str | tuple[str, ...] = ()
+    validation: str | tuple[str, ...] = ()
+    test: str | tuple[str, ...] = ()
+    format: Literal["tokens"] = "tokens"
+    sequence: int = number(256, least=1)  # tokens of a window
+    documents: bool = False  # no token sees another document
+    restart_positions: bool = False  # positions begin anew with each document
+    batch: int = number(1, least=1)  # windows of one step over all ranks
+    prefetch: int = number(2, least=0)  # batches read ahead

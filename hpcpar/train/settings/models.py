@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
+from hpcpar.train.settings.layout import VOLUMES
 from hpcpar.train.typed import number
 
 
 @dataclass(frozen=True)
 class UNet3d:
     """[model] name = "unet3d"."""
+
+    layout_keys: ClassVar[tuple[str, ...]] = VOLUMES
 
     name: Literal["unet3d"] = "unet3d"
     channels: int = number(1, least=1)  # of the input
@@ -25,6 +28,8 @@ class UNet3d:
 @dataclass(frozen=True)
 class CosmoFlow:
     """[model] name = "cosmoflow"."""
+
+    layout_keys: ClassVar[tuple[str, ...]] = VOLUMES
 
     name: Literal["cosmoflow"] = "cosmoflow"
     width: int = number(128, least=1)  # edge of the cube in voxels

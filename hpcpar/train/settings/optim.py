@@ -14,6 +14,7 @@ class _Optimizer:
     weight_decay: float = number(0.0, least=0.0)
     clip: float = number(0.0, least=0.0)  # largest global norm of the gradient; 0: no clipping
     accumulate: int = number(1, least=1)  # batches whose gradients make one step
+    decay: Literal["all", "matrices"] = "all"  # what weight decay is for; matrices: no norms, no biases
 
 
 @dataclass(frozen=True)

@@ -78,8 +78,8 @@ class Task(ABC):
     # ---- results
 
     @abstractmethod
-    def score(self) -> Score:
-        """Return a score that has counted nothing."""
+    def score(self, batches: TensorBatches) -> Score:
+        """Return a score that has counted nothing, for all of `batches`."""
 
     def examples(self, model: Module, batches: TensorBatches) -> dict[str, dict[str, Tensor]]:
         """Return, at the end of a run, what is worth a look: for the name of each file its tensors. Collective.

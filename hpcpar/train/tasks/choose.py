@@ -5,9 +5,15 @@ from __future__ import annotations
 from hpcpar.train import config
 from hpcpar.train.config import Job
 from hpcpar.train.tasks.base import Task
+from hpcpar.train.tasks.text import LanguageModelling
 from hpcpar.train.tasks.volumes import Regression, Segmentation
 
-TASKS: dict[type, type[Task]] = {config.UNet3d: Segmentation, config.CosmoFlow: Regression}
+TASKS: dict[type, type[Task]] = {
+    config.UNet3d: Segmentation,
+    config.CosmoFlow: Regression,
+    config.GPT: LanguageModelling,
+    config.Llama: LanguageModelling,
+}
 """By the class of [model]."""
 
 

@@ -145,7 +145,7 @@ class Segmentation(Volumes):
         comm = target.mesh.comm(*target.sig.split_axes)
         return float(comm.all_reduce(np.array([sum(numbers)]))[0])
 
-    def score(self) -> Score:
+    def score(self, batches: Batches) -> Score:
         return Confusion(self.job.model.classes, self.ignore_index)
 
     def examples(self, model: nn.Module, batches: Batches) -> dict[str, dict[str, Tensor]]:
@@ -183,7 +183,7 @@ class Regression(Volumes):
         """Return the number of samples."""
         return float(target.shape[0])
 
-    def score(self) -> Score:
+    def score(self, batches: Batches) -> Score:
         return Errors()
 
     def own_sample(self) -> tuple[int, ...]:
