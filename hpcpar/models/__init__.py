@@ -10,6 +10,8 @@ _HOME = {
     "CosmoFlow": "cosmoflow",
     "Decoder": "decoder",
     "DecoderConfig": "decoder_config",
+    "SpaceTime": "spacetime",
+    "SpaceTimeConfig": "spacetime",
     "Spread": "placement",
     "Swin3d": "swin3d",
     "UNet3d": "unet3d",
