@@ -17,6 +17,7 @@ _HOME = {
     "UNet3d": "unet3d",
     "ViT3d": "vit3d",
     "gpt": "decoder",
+    "grid_placements": "decoder_grid",
     "llama": "decoder",
     "load_pretrained": "pretrained",
     "place": "placement",

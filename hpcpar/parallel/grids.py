@@ -155,7 +155,7 @@ class Grid(ABC):
             - ``"first"``, ``"second"``: linear layers, weight (outputs, inputs), bias (outputs,); any layer that takes
               the stream is a first one, whatever takes the result of a first one is a second one.
             - ``"heads"``: a first layer, weight (heads, head_dim, inputs), bias (heads, head_dim): its result (samples,
-              tokens, heads, head_dim) is split by heads.
+              heads, tokens, head_dim) is split by heads.
             - ``"merge"``: a second layer, weight (outputs, heads, head_dim), that takes such a result.
             - ``"norm"``: a normalisation over the features of the stream, weight and bias (features,).
             - ``"embedding"``: a table (entries, features) whose result is the stream.
@@ -192,6 +192,9 @@ class Grid(ABC):
             out = x
         elif role == "heads":
             weight = Layout(weight.entry(0), None, weight.entry(1))
+            out = _by_heads(out, ndim)
+        elif role == "merge":
+            x = _by_heads(x, ndim)
         parameters = {"weight": weight, "bias": bias} if biased else {"weight": weight}
         if role == "norm":
             return Placement(x, out, **parameters)
@@ -203,9 +206,9 @@ class Grid(ABC):
         """Return how many elements of X (m, k), W (n, k) and Y (m, n) a rank holds, where all divides evenly."""
         p = self.product(second)
         return Held(
-            m * k / self._length(p.rows, p.inputs),
-            n * k / self._length(p.weight_outputs, p.weight_inputs),
-            m * n / self._length(p.out_rows, p.outputs),
+            m * k / self.parts(p.rows, p.inputs),
+            n * k / self.parts(p.weight_outputs, p.weight_inputs),
+            m * n / self.parts(p.out_rows, p.outputs),
         )
 
     def words(
@@ -231,7 +234,7 @@ class Grid(ABC):
             words = words._replace(backward=self._without_input(words.backward, p))
         if bias:
             rows = [a for a in p.rows if a in p.out_rows]
-            words += Words({}, {}, self._all_reduce(n / self._length(p.bias), *rows))
+            words += Words({}, {}, self._all_reduce(n / self.parts(p.bias), *rows))
         return words
 
     def norm_words(self, m: int, c: int) -> Words:
@@ -241,7 +244,7 @@ class Grid(ABC):
         two sums of each row are reduced in backward.
         """
         p = self.product()
-        rows, parts = m / self._length(p.rows), self._length(p.inputs)
+        rows, parts = m / self.parts(p.rows), self.parts(p.inputs)
         forward = {("all_gather", self._name(*p.inputs)): (parts - 1) * 2 * rows}
         sums = self._all_reduce(2 * rows, *p.inputs)
         return Words(_kept(forward), sums, self._all_reduce(2 * c / parts, *p.rows))
@@ -251,7 +254,8 @@ class Grid(ABC):
         lost = [a for a in p.weight_outputs if a not in p.weight_inputs and a not in p.out_rows]
         return {key: w for key, w in backward.items() if key[1] != self._name(*lost)}
 
-    def _length(self, *stacks: Axes) -> int:
+    def parts(self, *stacks: Axes) -> int:
+        """Return into how many parts the given axes split."""
         return prod(self.axes[a] for stack in stacks for a in stack)
 
     def _name(self, *axes: str) -> str:
@@ -276,6 +280,11 @@ class Grid(ABC):
         for axis, n in self.axes.items():
             if isinstance(n, bool) or not isinstance(n, int) or n < 1:
                 raise ValueError(f"{type(self).__name__}: {axis} has length {n!r}; lengths are integers of at least 1")
+
+
+def _by_heads(layout: Layout, ndim: int) -> Layout:
+    """The layout of (samples, ..., heads, tokens, head_dim) for that of (samples, ..., tokens, features)."""
+    return Layout(layout.entry(0), *[None] * (ndim - 3), layout.entry(ndim - 1))
 
 
 def _kept(bill: Bill) -> Bill:

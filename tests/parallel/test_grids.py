@@ -16,6 +16,7 @@ from mpi4py import MPI
 
 import hpcpar as hp
 from hpcpar import Layout, nn
+from hpcpar.models.attention import FromHeads, ToHeads
 from hpcpar.parallel import GradientSync
 from hpcpar.parallel.grids import Cube, FourD, Grid, Held, Integrated, Summa, Tesseract, Words
 from hpcpar.testing import assert_close_everywhere, collective_assert, mpi_run, operand
@@ -58,40 +59,17 @@ class Mlp(nn.Module):
         return self.down(F.gelu(self.up(x)))
 
 
-class Heads(nn.Module):
-    """Projection to (samples, tokens, heads, depth)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.init.parameter((HEADS, DEPTH, WIDTH), nn.init.default_weight_)
-
-    def forward(self, x: hp.Tensor) -> hp.Tensor:
-        return hp.einsum("nsc,hec->nshe", x, self.weight, out=self.out)
-
-
-class Merge(nn.Module):
-    """Projection back from the heads."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.init.parameter((WIDTH, HEADS, DEPTH), nn.init.default_weight_)
-
-    def forward(self, x: hp.Tensor) -> hp.Tensor:
-        return hp.einsum("nshe,che->nsc", x, self.weight, out=self.out)
-
-
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.query, self.key, self.value = Heads(), Heads(), Heads()
-        self.merge, self.mlp = Merge(), Mlp()
+        projection = nn.init.default_weight_
+        self.query, self.key, self.value = (ToHeads(HEADS, DEPTH, WIDTH, False, projection) for _ in range(3))
+        self.merge, self.mlp = FromHeads(HEADS, DEPTH, WIDTH, False, projection), Mlp()
 
     def forward(self, x: hp.Tensor) -> hp.Tensor:
         y = self.norm1(x)
-        q, k, v = self.query(y), self.key(y), self.value(y)
-        weights = F.softmax(hp.einsum("nshe,nthe->nhst", q, k) / DEPTH**0.5, -1)
-        x = x + self.merge(hp.einsum("nhst,nthe->nshe", weights, v))
+        x = x + self.merge(F.scaled_dot_product_attention(self.query(y), self.key(y), self.value(y)))
         return x + self.mlp(self.norm2(x))
 
 
