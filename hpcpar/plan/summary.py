@@ -21,7 +21,7 @@ from hpcpar.plan.virtual import VirtualMesh
 from hpcpar.signature import Signature
 from hpcpar.train.config import Job
 
-DEPTHS = (1, 2, 4, 8, 16)
+PARTS = (1, 2, 4, 8, 16)
 
 CONVOLUTIONS = ("conv", "conv_transpose")
 
@@ -34,14 +34,15 @@ def summarize(job: Job, ranks: int | None = None, shape: Sequence[int] | None = 
     ranks : int, optional
         Where the mesh has a -1.
     shape : sequence of int, optional
-        (D, H, W) of a sample, where it is not to be found in the data.
+        (D, H, W) of a volume, where it is not to be found in the data.
     """
     sample = sample_shape(job, shape)
     task = task_of(job, sample)
     bill = dearest(task, mesh_shape(job, ranks))
     facts = summarize_bill(task, bill)
     facts["memory"]["prefetched"] = prefetched(task, bill.mesh, job.data.prefetch)
-    facts["depth"] = [depth_row(task, parts) for parts in DEPTHS if parts <= sample[1]]
+    name, dim = task.split
+    facts["split"] = {"dim": name, "rows": [split_row(task, parts) for parts in PARTS if parts <= task.input[dim]]}
     return facts
 
 
@@ -60,9 +61,6 @@ def dearest(task: Task, shape: dict[str, int]) -> Bill:
 
 def summarize_bill(task: Task, bill: Bill) -> dict[str, Any]:
     """Return layers, totals, memory and messages of one bill."""
-    samples = task.input[0]
-    forward = sum(line.flops for line in bill.lines if line.op in CONVOLUTIONS) / samples
-    every = sum(line.flops for line in bill.lines) / samples
     return {
         "mesh": dict(bill.mesh.shape),
         "ranks": bill.mesh.size,
@@ -74,15 +72,28 @@ def summarize_bill(task: Task, bill: Bill) -> dict[str, Any]:
         "decisions": bill.decisions,
         "layers": list(layers(bill)),
         "relayouts": bill.relayouts,
-        "per_sample": {
-            "convolution_gflop_forward": forward / 1e9,
-            "convolution_gflop": 3 * forward / 1e9,
-            "gflop_forward": every / 1e9,
-            "memory_gib_stated_rule": stated_memory(task, bill.lines) / 2**30,
-        },
+        "per_sample": per_sample(task, bill),
         "memory": dict(bill.memory),
         "messages": messages_by_purpose(bill),
     }
+
+
+def per_sample(task: Task, bill: Bill) -> dict[str, float]:
+    """Return the products of one sample, all of them and three times; for volumes those of convolutions, and memory."""
+    samples = task.input[0]
+    every = sum(line.flops for line in bill.lines) / samples
+    found = {"gflop_forward": every / 1e9, "gflop": 3 * every / 1e9}
+    if is_volume(task):
+        forward = sum(line.flops for line in bill.lines if line.op in CONVOLUTIONS) / samples
+        found["convolution_gflop_forward"] = forward / 1e9
+        found["convolution_gflop"] = 3 * forward / 1e9
+        found["memory_gib_stated_rule"] = stated_memory(task, bill.lines) / 2**30
+    return found
+
+
+def is_volume(task: Task) -> bool:
+    """Whether samples are volumes, (N, C, D, H, W)."""
+    return len(task.input) == 5
 
 
 def layers(bill: Bill) -> Iterable[dict[str, Any]]:
@@ -147,7 +158,7 @@ def fused_activation(line: Line) -> bool:
 
 def messages_by_purpose(bill: Bill) -> list[dict[str, Any]]:
     """Return the messages of a step by purpose, operation and axes; together they are all messages of the step."""
-    purposes: dict[str, Messages] = {"halo": {}, "statistics": {}, "layout": {}, "loss": {}}
+    purposes: dict[str, Messages] = {"halo": {}, "statistics": {}, "attention": {}, "layout": {}, "loss": {}}
     for line in bill.lines:
         for messages in (line.forward, line.backward):
             for key, tally in messages.items():
@@ -165,21 +176,25 @@ def _purpose(line: Line, operation: str) -> str:
         return "halo"
     if line.op.endswith("_norm"):
         return "statistics"
+    if line.op.endswith("attention"):
+        return "attention"
     return "layout" if line.module else "loss"
 
 
-def depth_row(task: Task, parts: int) -> dict[str, Any]:
-    """Return what a rank pays for one sample whose depth is split into `parts`; nothing else is split."""
+def split_row(task: Task, parts: int) -> dict[str, Any]:
+    """Return what a rank pays for one sample that is split into `parts` along one dim, that of ``task.split``."""
     single = replace(task, spread=Spread(), input=(1, *task.input[1:]), target=(1, *task.target[1:]))
-    bill = dearest(single, {"depth": parts})
+    bill = dearest(single, {task.split[0]: parts})
     gradients = total_bytes(bill.gradients)
     halos = sum(total_bytes(m, "halo") for line in bill.lines for m in (line.forward, line.backward))
-    return {
+    row = {
         "parts": parts,
         "peak_bytes": bill.memory["peak"],
         "activation_bytes": bill.memory["activations"],
         "halo_bytes": halos,
         "gradient_bytes": gradients,
         "other_bytes": total_bytes(bill.messages) - halos - gradients,
-        "stated_rule_gib": stated_memory(single, bill.lines) / parts / 2**30,
     }
+    if is_volume(task):
+        row["stated_rule_gib"] = stated_memory(single, bill.lines) / parts / 2**30
+    return row

@@ -12,7 +12,7 @@ SMALL = 1024
 def as_text(facts: dict[str, Any]) -> str:
     """Return the facts of `hpcpar.plan.summary.summarize` as tables of at most 120 columns."""
     parts = [_head(facts), _layers(facts["layers"]), _moves(facts), _totals(facts), _memory(facts), _messages(facts)]
-    return "\n\n".join([part for part in (*parts, _depths(facts.get("depth", []))) if part])
+    return "\n\n".join([part for part in (*parts, _splits(facts.get("split"))) if part])
 
 
 def amount(nbytes: float) -> str:
@@ -67,8 +67,15 @@ def _moves(facts: dict[str, Any]) -> str:
 
 def _totals(facts: dict[str, Any]) -> str:
     sample = facts["per_sample"]
+    lines = [f"parameters                          {facts['parameters']:,}"]
+    if "convolution_gflop" not in sample:
+        return "\n".join([
+            *lines,
+            f"products, forward, a sample         {sample['gflop_forward']:.5g} GFLOP",
+            f"products, 3 x forward, a sample     {sample['gflop']:.5g} GFLOP",
+        ])  # fmt: skip
     return "\n".join([
-        f"parameters                          {facts['parameters']:,}",
+        *lines,
         f"convolutions, forward, a sample     {sample['convolution_gflop_forward']:.5g} GFLOP",
         f"convolutions, 3 x forward, a sample {sample['convolution_gflop']:.5g} GFLOP",
         f"memory of a sample, stated rule     {sample['memory_gib_stated_rule']:.3g} GiB",
@@ -103,15 +110,23 @@ def _messages(facts: dict[str, Any]) -> str:
     return columns(("messages of a step", "operation", "axes", "number", "sent"), rows, left=3)
 
 
-def _depths(rows: Sequence[dict[str, Any]]) -> str:
-    if not rows:
+_SHOWN = {
+    "peak_bytes": "arrays of a rank",
+    "activation_bytes": "activations",
+    "stated_rule_gib": "stated rule",
+    "halo_bytes": "halos",
+    "gradient_bytes": "gradients",
+    "other_bytes": "other",
+}
+
+
+def _splits(split: dict[str, Any] | None) -> str:
+    if not split or not split["rows"]:
         return ""
-    head = ("one sample, depth in", "arrays of a rank", "activations", "stated rule", "halos", "gradients", "other")
-    return columns(head, [
-        (
-            f"{row['parts']} parts", amount(row["peak_bytes"]), amount(row["activation_bytes"]),
-            f"{row['stated_rule_gib']:.3g} GiB", amount(row["halo_bytes"]), amount(row["gradient_bytes"]),
-            amount(row["other_bytes"]),
-        )
-        for row in rows
-    ])  # fmt: skip
+    shown = [key for key in _SHOWN if any(row.get(key) for row in split["rows"])]
+    head = (f"one sample, {split['dim']} in", *(_SHOWN[key] for key in shown))
+    rows = [
+        (f"{row['parts']} parts", *(f"{row[k]:.3g} GiB" if k == "stated_rule_gib" else amount(row[k]) for k in shown))
+        for row in split["rows"]
+    ]
+    return columns(head, rows)

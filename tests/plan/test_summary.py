@@ -67,7 +67,7 @@ def table_of(job: Job) -> dict:
 
 
 def test_a_deeper_split_costs_less_memory_and_the_halos_of_one_rank_stay() -> None:
-    rows = summarize(load_job(JOBS / "cosmoflow-512.toml", ["mesh.depth=4"]))["depth"]
+    rows = summarize(load_job(JOBS / "cosmoflow-512.toml", ["mesh.depth=4"]))["split"]["rows"]
     assert [row["parts"] for row in rows] == [1, 2, 4, 8, 16]
     peaks = [row["peak_bytes"] for row in rows]
     assert peaks[1] < 0.75 * peaks[0]  # not half: only with neighbours are there buffers with halos
