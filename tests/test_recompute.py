@@ -13,6 +13,8 @@ from hpcpar import Layout, nn
 from hpcpar import functional as F
 from hpcpar.parallel import GradientSync
 from hpcpar.testing import collective_assert
+from hpcpar.trace import Recorder
+from hpcpar.trace.instruments import instruments
 from hpcpar.transport import counter
 
 SAMPLES, TOKENS, WIDTH, HIDDEN = 5, 6, 4, 12
@@ -301,6 +303,19 @@ def test_the_checked_mode_and_a_function_that_changes_its_mind(mesh, split) -> N
     y = hp.recompute(lambda x: x * weights[hp.recomputing()], hp.tensor(np.ones(3)))
     with pytest.raises(RuntimeError, match=r"mul: run again for backward it uses a tensor of shape \(3,\) that it did"):
         y.sum().backward()
+
+
+def test_a_trace_shows_second_runs_under_their_modules(mesh) -> None:
+    recorder = Recorder()
+    with instruments(recorder):
+        step(marked("blocks")(network("data")), data("data"))
+    spans = [e for e in recorder.events if e.category == "operation" and "rms_norm" in e.name]
+    assert [e.name for e in spans] == ["rms_norm"] * 3 + ["rms_norm", "rms_norm backward"] * 3
+    assert [e.module for e in spans] == [f"blocks.{i}.norm" for i in (0, 1, 2, 2, 2, 1, 1, 0, 0)]
+    outer = [e for e in recorder.events if e.name == "recompute backward"]
+    for block, run in zip((2, 1, 0), outer, strict=True):
+        inside = [e for e in spans[3:] if run.begin <= e.begin and e.end <= run.end]
+        assert {e.module for e in inside} == {f"blocks.{block}.norm"} and len(inside) == 2
 
 
 # ---- marks
