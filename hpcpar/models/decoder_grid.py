@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from hpcpar.layout.layout import Layout
 from hpcpar.models.decoder_config import DecoderConfig
-from hpcpar.parallel.grids import Grid
+from hpcpar.parallel.products import Grid
 from hpcpar.parallel.plan import Entry, Placement
 
 

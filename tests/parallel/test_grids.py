@@ -84,17 +84,19 @@ UNBIASED = {
 }
 
 
-def expected_words(grid: Grid, kind: str) -> Words:
+def expected_words(grid: Grid, kind: str, keep: str | None) -> Words:
     """Closed forms of a model whose input needs a gradient; q, k and v are one product."""
     m = SAMPLES * (1 if kind == "mlp" else TOKENS)
-    mlp = grid.words(m, WIDTH, HIDDEN, bias=True) + grid.words(m, HIDDEN, WIDTH, second=True, bias=True)
+    rest = {"bias": True, "keep": keep}
+    mlp = grid.words(m, WIDTH, HIDDEN, **rest) + grid.words(m, HIDDEN, WIDTH, second=True, **rest)
     if kind == "mlp":
         return mlp
-    heads, merge = grid.words(m, WIDTH, 3 * WIDTH), grid.words(m, WIDTH, WIDTH, second=True)
+    heads = grid.words(m, WIDTH, 3 * WIDTH, keep=keep)
+    merge = grid.words(m, WIDTH, WIDTH, second=True, keep=keep)
     return grid.norm_words(m, WIDTH) + heads + merge + grid.norm_words(m, WIDTH) + mlp
 
 
-def build(grid: Grid, kind: str, mesh: hp.Mesh) -> nn.Module:
+def build(grid: Grid, kind: str, mesh: hp.Mesh, keep: str | None = None) -> nn.Module:
     hp.manual_seed(3)
     with mesh, nn.default_dtype("float64"):
         model = MODELS[kind]()
@@ -104,7 +106,7 @@ def build(grid: Grid, kind: str, mesh: hp.Mesh) -> nn.Module:
             for parameter in norm.parameters():
                 nn.state.assign(parameter, rng.standard_normal(WIDTH))
     ndim = 2 if kind == "mlp" else 3
-    plan = {**grid.plan(ROLES[kind], ndim), **grid.plan(UNBIASED[kind], ndim, bias=False)}
+    plan = {**grid.plan(ROLES[kind], ndim, keep=keep), **grid.plan(UNBIASED[kind], ndim, bias=False, keep=keep)}
     return hp.parallelize(model, plan) if mesh.size > 1 else model
 
 
@@ -145,7 +147,8 @@ def check(grid: Grid, kind: str, optimizers: Iterable[str] = OPTIMIZERS) -> None
         assert wanted["losses"][-1] < wanted["losses"][0]
         for name, value in wanted.items():
             assert_close_everywhere(mesh.world, got[name], value, 1e-10, f"{grid}, {optimizer}: {name}")
-    check_words(grid, kind, mesh)
+    for keep in (None, "source") if grid.weight_words(WIDTH, HIDDEN) else (None,):
+        check_words(grid, kind, mesh, keep)
     mesh.free()
 
 
@@ -153,8 +156,8 @@ def words(sent: dict[tuple[str, str], counter.Tally]) -> dict[tuple[str, str], f
     return {key: round(tally.bytes / 8, 6) for key, tally in sent.items()}
 
 
-def check_words(grid: Grid, kind: str, mesh: hp.Mesh) -> None:
-    model = build(grid, kind, mesh)
+def check_words(grid: Grid, kind: str, mesh: hp.Mesh, keep: str | None) -> None:
+    model = build(grid, kind, mesh, keep)
     stream = grid.stream(2 if kind == "mlp" else 3)
     x, g = data(kind)
     x = operand(x, mesh, stream, requires_grad=True)
@@ -166,7 +169,7 @@ def check_words(grid: Grid, kind: str, mesh: hp.Mesh) -> None:
         y.backward(operand(g, mesh, stream))
     with counter.counting() as synchronisation:
         sync.finish()
-    expected = expected_words(grid, kind)
+    expected = expected_words(grid, kind, keep)
     for phase, sent in zip(Words._fields, (forward, backward, synchronisation), strict=True):
         wanted = {key: round(value, 6) for key, value in getattr(expected, phase).items()}
         collective_assert(mesh.world, words(sent) == wanted, f"{grid}, {phase}: {words(sent)} words, not {wanted}")
