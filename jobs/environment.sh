@@ -4,7 +4,7 @@
 #
 #   make_environment DIR EXTRA...     create DIR if it is missing, install hpcpar from this checkout with the extras
 #   make_openmpi_environment DIR BASE the packages of the environment BASE, but with Open MPI as the MPI library
-#   install_oracle DIR                PyTorch for the tests, a CPU build where there is one
+#   install_oracle DIR                PyTorch, a CPU build where there is one, and transformers, for the tests
 #
 # All of them are idempotent: what setup.cfg asked for last time is not asked for again.
 # PYTHON=/path/to/python chooses the interpreter of a new environment.
@@ -92,10 +92,11 @@ install_oracle() {
 }
 
 install_torch() {
-    local pip=("$1/bin/python" -m pip install --quiet) release
+    local pip=("$1/bin/python" -m pip install --quiet) release models
     release=$(sed -n 's/^ *\(torch==.*\)$/\1/p' setup.cfg)
+    models=$(sed -n 's/^ *\(transformers==.*\)$/\1/p' setup.cfg)
     say "installing $release into $1: the reference that the tests compare with"
     "${pip[@]}" --no-deps --retries 1 --timeout 15 --index-url https://download.pytorch.org/whl/cpu "$release" \
         2>/dev/null || true
-    "${pip[@]}" "$release"
+    "${pip[@]}" "$release" "$models"
 }
