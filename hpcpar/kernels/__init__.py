@@ -14,6 +14,7 @@ from .generic import attention as _attention
 from .generic import conv as _conv
 from .generic import elementwise as _elementwise
 from .generic import embedding as _embedding
+from .generic import matmul as _matmul
 from .generic import norm as _norm
 from .generic import optimizer as _optimizer
 from .generic import pool as _pool
@@ -26,6 +27,7 @@ from .generic import windows as _windows
 from .generic.norm import merge_equal, merge_moments
 from .generic.pool import lowest
 from .generic.special import erf
+from .precision import COMPUTE_DTYPES, ROUNDINGS, compute_missing
 from .registry import KernelWarning, available, describe, operation, use
 from .visible import AttentionDropout, Visible
 
@@ -34,6 +36,8 @@ memory.raise_malloc_thresholds()
 conv_forward = operation("conv", _conv.conv_forward)
 conv_backward_data = operation("conv", _conv.conv_backward_data)
 conv_backward_weight = operation("conv", _conv.conv_backward_weight)
+
+matmul = operation("matmul", _matmul.matmul)
 
 max_pool_forward = operation("pool", _pool.max_pool_forward)
 max_pool_backward = operation("pool", _pool.max_pool_backward)
@@ -111,6 +115,7 @@ __all__ = [
     "array_module", "empty_channels_last", "is_channels_last", "last", "memory_view", "to_channels_last",
     "bfloat16_missing", "require_bfloat16", "round_to_bfloat16",
     "conv_forward", "conv_backward_data", "conv_backward_weight",
+    "COMPUTE_DTYPES", "ROUNDINGS", "compute_missing", "matmul",
     "max_pool_forward", "max_pool_backward", "avg_pool_forward", "avg_pool_backward",
     "sum_pool_forward", "sum_pool_backward", "lowest",
     "tap_sums", "window_means", "window_means_backward", "window_maxima", "put_at", "take_at",

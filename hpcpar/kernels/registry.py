@@ -29,6 +29,7 @@ from .arrays import Array, is_device, is_outline
 PREFERENCE: dict[str, tuple[str, ...]] = {
     "conv": ("onednn", "numpy"),
     "pool": ("numba", "numpy"),
+    "matmul": ("onednn", "numpy"),
     "norm": ("numba", "numpy"),
     "rows": ("numba", "numpy"),
     "elementwise": ("numba", "numpy"),

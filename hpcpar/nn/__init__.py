@@ -18,8 +18,9 @@ from hpcpar.nn.activation import (
     Softmax,
     Tanh,
 )
+from hpcpar.nn.compute import set_compute_dtype
 from hpcpar.nn.container import ModuleDict, ModuleList, Sequential
-from hpcpar.nn.conv import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d, set_compute_dtype
+from hpcpar.nn.conv import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from hpcpar.nn.defaults import default_dtype, get_default_dtype, set_default_dtype
 from hpcpar.nn.embedding import Embedding
 from hpcpar.nn.linear import Linear

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import Any
 
 from hpcpar import functional as F
@@ -34,6 +33,7 @@ class _Convolution(Module):
 
     dims: int
     transposed = False
+    compute_dtypes = COMPUTE_DTYPES
 
     def __init__(
         self,
@@ -87,38 +87,6 @@ class _Convolution(Module):
         if self.compute_dtype != "float32":
             text += f", compute_dtype={self.compute_dtype}"
         return text if self.padding_mode == "zeros" else f"{text}, padding_mode={self.padding_mode}"
-
-
-def set_compute_dtype(module: Module, compute_dtype: str, keep: Sequence[str] = ()) -> list[str]:
-    """Let the convolutions inside a module multiply in a dtype, by the attribute `compute_dtype` of each.
-
-    Parameters
-    ----------
-    compute_dtype : {"float32", "bfloat16"}
-        See `functional.conv3d`. Weights, activations, sums and gradients stay float32.
-    keep : sequence of str
-        Names of convolutions that stay as they are, with the wildcards of a shell (``"down*.conv1"``).
-
-    Returns
-    -------
-    list of str
-        Names of the convolutions that were set.
-
-    Raises
-    ------
-    ValueError
-        An unknown dtype, or an entry of `keep` that names no convolution.
-    """
-    if compute_dtype not in COMPUTE_DTYPES:
-        raise ValueError(f"compute_dtype is one of {', '.join(COMPUTE_DTYPES)}, got {compute_dtype!r}")
-    found = {name: m for name, m in module.named_modules() if isinstance(m, _Convolution)}
-    idle = [pattern for pattern in keep if not any(fnmatchcase(name, pattern) for name in found)]
-    if idle:
-        raise ValueError(f"{', '.join(idle)}: no convolution has such a name; there are {', '.join(found)}")
-    chosen = [name for name in found if not any(fnmatchcase(name, pattern) for pattern in keep)]
-    for name in chosen:
-        found[name].compute_dtype = compute_dtype
-    return chosen
 
 
 class _Conv(_Convolution):

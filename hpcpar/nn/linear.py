@@ -32,6 +32,8 @@ class Linear(Module):
         Layouts of ``"weight"`` and ``"bias"``; replicated by default.
     dtype : dtype, optional
         `nn.get_default_dtype` by default.
+    compute_dtype : {"float32", "bfloat16", "float16"}
+        In which float32 operands are multiplied, see `functional.einsum`; an attribute that may be changed at any time.
 
     Notes
     -----
@@ -50,9 +52,11 @@ class Linear(Module):
         out: Layout | None = None,
         layouts: Mapping[str, Layout] | None = None,
         dtype: Any = None,
+        compute_dtype: str = "float32",
     ) -> None:
         super().__init__()
         self.in_features, self.out_features, self.out = in_features, out_features, out
+        self.compute_dtype = compute_dtype
         self.in_dims = (in_features,) if in_dims is None else tuple(in_dims)
         if prod(self.in_dims) != in_features:
             raise ValueError(f"Linear: in_dims {self.in_dims} hold {prod(self.in_dims)} features, not {in_features}")
@@ -67,16 +71,18 @@ class Linear(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if len(self.in_dims) == 1:
-            return F.linear(x, self.weight, self.bias, out=self.out)
+            return F.linear(x, self.weight, self.bias, out=self.out, compute_dtype=self.compute_dtype)
         if x.shape[1:] != self.in_dims:
             if x.ndim < 2 or prod(x.shape[1:]) != self.in_features:
                 raise ValueError(f"Linear takes (N, {', '.join(map(str, self.in_dims))}), got shape {x.shape}")
             x = F.reshape(x, (x.shape[0], *self.in_dims))
-        return volume_linear(x, self.weight, self.bias, out=self.out)
+        return volume_linear(x, self.weight, self.bias, out=self.out, compute_dtype=self.compute_dtype)
 
     def shown_shape(self, name: str) -> tuple[int, ...] | None:
         return (self.out_features, self.in_features) if name == "weight" else None
 
     def extra_repr(self) -> str:
         dims = "" if len(self.in_dims) == 1 else f", in_dims={self.in_dims}"
+        if self.compute_dtype != "float32":
+            dims += f", compute_dtype={self.compute_dtype}"
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}{dims}"

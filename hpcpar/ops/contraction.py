@@ -10,6 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from hpcpar import kernels
+
+SMALL = 1 << 20
+"""Multiplications below which NumPy's product is called at once: choosing a kernel would take a part of its time."""
+
 
 @dataclass(frozen=True, eq=False)
 class Equation:
@@ -20,13 +25,14 @@ class Equation:
 
     operands: tuple[str, ...]
     result: str
+    compute_dtype: str = "float32"  # in which operands are multiplied, see `hpcpar.kernels.matmul`
 
     def __str__(self) -> str:
         return f"{','.join(self.operands)}->{self.result}"
 
 
 @lru_cache(maxsize=1024)
-def parse(equation: str, ndims: tuple[int, ...]) -> Equation:
+def parse(equation: str, ndims: tuple[int, ...], compute_dtype: str = "float32") -> Equation:
     """Return the labels of an explicit equation (``"nk,ok->no"``); no repeated label in one operand, no ``...``."""
     text = equation.replace(" ", "")
     left, arrow, result = text.partition("->")
@@ -46,7 +52,11 @@ def parse(equation: str, ndims: tuple[int, ...]) -> Equation:
     unknown = set(result) - set("".join(operands))
     if unknown:
         raise ValueError(f"einsum {equation!r}: the result names {min(unknown)!r}, no operand has it")
-    return Equation(operands, result)
+    if compute_dtype not in kernels.COMPUTE_DTYPES:
+        raise ValueError(
+            f"einsum {equation!r}: compute_dtype is one of {', '.join(kernels.COMPUTE_DTYPES)}, got {compute_dtype!r}"
+        )
+    return Equation(operands, result, compute_dtype)
 
 
 class Contraction:
@@ -80,7 +90,9 @@ class Contraction:
 
     def __call__(self, a: Any, b: Any = None) -> Any:
         if self.is_matrix_product:
-            product = (a if self.order_a is None else a.T).dot(b if self.order_b is None else b.T)
+            product = _product(
+                a if self.order_a is None else a.T, b if self.order_b is None else b.T, self.equation.compute_dtype
+            )
             return product if self.order_out is None else product.T
         if self.alone[0]:
             a = a.sum(axis=self.alone[0])
@@ -96,10 +108,18 @@ class Contraction:
         batch, left, inner, right = a.shape[:nb], a.shape[nb : nb + nl], a.shape[nb + nl :], b.shape[nb + ni :]
         m, k, n = prod(left), prod(inner), prod(right)
         if nb:
-            out = np.matmul(a.reshape(prod(batch), m, k), b.reshape(prod(batch), k, n))
+            a, b = a.reshape(prod(batch), m, k), b.reshape(prod(batch), k, n)
         else:
-            out = a.reshape(m, k).dot(b.reshape(k, n))
+            a, b = a.reshape(m, k), b.reshape(k, n)
+        out = _product(a, b, self.equation.compute_dtype)
         return _turned(out.reshape((*batch, *left, *right)), self.order_out)
+
+
+def _product(a: Any, b: Any, compute_dtype: str) -> Any:
+    """The product of matrices, or of as many pairs of them."""
+    if compute_dtype == "float32" and a.size * b.shape[-1] < SMALL:
+        return a.dot(b) if a.ndim == 2 else np.matmul(a, b)
+    return kernels.matmul(a, b, compute_dtype)
 
 
 def _order(have: Sequence[str], want: Sequence[str]) -> tuple[int, ...] | None:
@@ -121,7 +141,7 @@ class ContractionGradient:
         other = equation.operands[self.other] if self.other is not None else ""
         reachable = "".join(c for c in labels if c in equation.result or c in other)
         sources = (equation.result, other) if self.other is not None else (equation.result,)
-        self.product = Contraction(Equation(sources, reachable))
+        self.product = Contraction(Equation(sources, reachable, equation.compute_dtype))
         self.repeated = tuple(d for d, c in enumerate(labels) if c not in reachable)
 
     def __call__(self, g: Any, arrays: tuple[Any, ...], shape: tuple[int, ...]) -> Any:

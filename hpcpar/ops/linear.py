@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from hpcpar import scope
+from hpcpar.kernels import ROUNDINGS
 from hpcpar.layout.layout import Layout, LayoutError
 from hpcpar.mesh import Mesh
 from hpcpar.ops.contraction import Contraction, ContractionGradient, Equation, parse
@@ -65,6 +66,9 @@ class Einsum(Op):
 
     def flops(self, rule: Rule) -> int:
         return rule.plan[2]
+
+    def rounding(self, rule: Rule) -> float:
+        return ROUNDINGS[rule.plan[0].equation.compute_dtype]
 
     def backward(self, rule: Rule, saved: Any, g: Any, needs: tuple[bool, ...]) -> tuple:
         gradients = rule.plan[1]
@@ -220,7 +224,9 @@ def label_stacks(
 _einsum, _biased = Einsum(), Biased()
 
 
-def einsum(equation: str, *operands: Tensor, out: Layout | None = None) -> Tensor:
+def einsum(
+    equation: str, *operands: Tensor, out: Layout | None = None, compute_dtype: str = "float32"
+) -> Tensor:
     """Return the sum of products that `equation` describes, under any layouts of the operands.
 
     Parameters
@@ -230,13 +236,18 @@ def einsum(equation: str, *operands: Tensor, out: Layout | None = None) -> Tenso
     out : Layout, optional
         The layout of the result, and the only hint: it decides where two operands split by one axis disagree, and the
         result is repartitioned to it. Without it the result stays as it falls, possibly partial.
+    compute_dtype : {"float32", "bfloat16", "float16"}
+        In which two operands of float32, and those of their gradients, are multiplied: rounded to it, summed in
+        float32. "float32" leaves other arrays as they are.
 
     Raises
     ------
     LayoutError
         In a conflict without `out`: it lists the candidates and the words each moves.
+    RuntimeError
+        Where the processor does not multiply in that dtype.
     """
-    taken = parse(equation, tuple(x.ndim for x in operands))
+    taken = parse(equation, tuple(x.ndim for x in operands), compute_dtype)
     apply = _in_pieces() if len(operands) == 2 and operands[1].overlap else _einsum
     result = apply(tuple(operands), (taken, out, tuple(x.is_parameter for x in operands)))
     return result if out is None else repartition(result, out)
@@ -251,18 +262,20 @@ def _in_pieces() -> Einsum:
 
 
 @cache
-def _linear_equation(ndim: int) -> Equation:
+def _linear_equation(ndim: int, compute_dtype: str) -> Equation:
     rows = "abcdefgh"[: ndim - 1]
-    return parse(f"{rows}y,zy->{rows}z", (ndim, 2))
+    return parse(f"{rows}y,zy->{rows}z", (ndim, 2), compute_dtype)
 
 
 @cache
-def _volume_equation(ndim: int) -> Equation:
+def _volume_equation(ndim: int, compute_dtype: str) -> Equation:
     inner = "abcdefgh"[: ndim - 1]
-    return parse(f"n{inner},o{inner}->no", (ndim, ndim))
+    return parse(f"n{inner},o{inner}->no", (ndim, ndim), compute_dtype)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Layout | None = None) -> Tensor:
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Layout | None = None, compute_dtype: str = "float32"
+) -> Tensor:
     """Return ``x @ weight.T + bias``.
 
     Parameters
@@ -273,20 +286,22 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Layout | 
         (out_features, in_features).
     bias : Tensor, optional
         (out_features,). Added once, whatever the layouts are.
-    out : Layout, optional
+    out, compute_dtype
         See `einsum`.
     """
     rows, columns = x.sig.shape, weight.sig.shape
     if len(columns) != 2 or not rows or rows[-1] != columns[1]:
         raise ValueError(f"linear: x of shape {rows} does not fit a weight of shape {columns}")
-    return _contract(_linear_equation(len(rows)), x, weight, bias, out)
+    return _contract(_linear_equation(len(rows), compute_dtype), x, weight, bias, out)
 
 
-def volume_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Layout | None = None) -> Tensor:
+def volume_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Layout | None = None, compute_dtype: str = "float32"
+) -> Tensor:
     """Return `linear` of flattened samples, where x (N, ...) and weight (out_features, ...) keep all their dims."""
     if x.shape[1:] != weight.shape[1:]:
         raise ValueError(f"linear: x of shape {x.shape} does not fit a weight of shape {weight.shape}")
-    return _contract(_volume_equation(x.ndim), x, weight, bias, out)
+    return _contract(_volume_equation(x.ndim, compute_dtype), x, weight, bias, out)
 
 
 def _contract(equation: Equation, x: Tensor, weight: Tensor, bias: Tensor | None, out: Layout | None) -> Tensor:
@@ -299,26 +314,29 @@ def _contract(equation: Equation, x: Tensor, weight: Tensor, bias: Tensor | None
     return y if out is None else repartition(y, out)
 
 
-def matmul(a: Tensor, b: Tensor, out: Layout | None = None) -> Tensor:
-    """Return the matrix product over the last two dims, with broadcasting over the others; vectors as in torch."""
+def matmul(a: Tensor, b: Tensor, out: Layout | None = None, compute_dtype: str = "float32") -> Tensor:
+    """Return the matrix product over the last two dims, with broadcasting over the others; vectors as in torch.
+
+    `out` and `compute_dtype` as of `einsum`.
+    """
     if a.ndim == 0 or b.ndim == 0:
         raise ValueError("matmul: 0-dim operands; use *")
     if a.ndim == 1 or b.ndim == 1:
-        y = _with_vectors(a, b)
+        y = _with_vectors(a, b, compute_dtype)
         return y if out is None else repartition(y, out)
     ndim = max(a.ndim, b.ndim)
     full = "abcdefgh"[: ndim - 2]
     a, b = _grown(a, b), _grown(b, a)
     first, second = full[ndim - a.ndim :], full[ndim - b.ndim :]
-    return einsum(f"{first}xy,{second}yz->{full}xz", a, b, out=out)
+    return einsum(f"{first}xy,{second}yz->{full}xz", a, b, out=out, compute_dtype=compute_dtype)
 
 
-def _with_vectors(a: Tensor, b: Tensor) -> Tensor:
+def _with_vectors(a: Tensor, b: Tensor, compute_dtype: str) -> Tensor:
     if a.ndim == 1 and b.ndim == 1:
-        return einsum("x,x->", a, b)
+        return einsum("x,x->", a, b, compute_dtype=compute_dtype)
     if a.ndim == 1:
-        return squeeze(matmul(unsqueeze(a, 0), b), -2)
-    return squeeze(matmul(a, unsqueeze(b, 1)), -1)
+        return squeeze(matmul(unsqueeze(a, 0), b, compute_dtype=compute_dtype), -2)
+    return squeeze(matmul(a, unsqueeze(b, 1), compute_dtype=compute_dtype), -1)
 
 
 def _grown(a: Tensor, b: Tensor) -> Tensor:

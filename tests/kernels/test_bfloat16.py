@@ -156,7 +156,7 @@ def test_names_decide_which_convolutions_compute_in_bfloat16():
     assert nn.set_compute_dtype(model, "bfloat16", keep=("down*.conv1", "head")) == [
         "down0.conv2", "bottom.conv1", "bottom.conv2", "up0", "merge0.conv1", "merge0.conv2"]
     assert model.head.compute_dtype == "float32" and "compute_dtype=bfloat16" in repr(model.up0)
-    with pytest.raises(ValueError, match="tail: no convolution has such a name"):
+    with pytest.raises(ValueError, match="tail: no layer that multiplies has such a name"):
         nn.set_compute_dtype(model, "bfloat16", keep=("tail",))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from functools import cache
 from math import prod
@@ -58,9 +57,4 @@ def _library() -> Callable | None:
         return None
     from .onednn.library import load
 
-    function = load().c.dnnl_sgemm
-    size, number, place = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
-    matrix = [place, size]
-    function.argtypes = [ctypes.c_char, ctypes.c_char, size, size, size, number, *matrix, *matrix, number, *matrix]
-    function.restype = ctypes.c_int
-    return function
+    return load().c.dnnl_sgemm

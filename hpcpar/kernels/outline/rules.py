@@ -34,8 +34,8 @@ def channels_last(shape: Shape, dtype: Any) -> Outline:
 
 
 def rounded(compute_dtype: str, *activations: Array) -> list[Array]:
-    """The copies of activations in bfloat16, which live as long as the kernel runs."""
-    return [empty(a.shape, np.uint16) for a in activations] if compute_dtype == "bfloat16" else []
+    """The copies of activations in two bytes, which live as long as the kernel runs."""
+    return [empty(a.shape, np.uint16) for a in activations] if compute_dtype != "float32" else []
 
 
 def conv_forward(
@@ -62,6 +62,14 @@ def conv_backward_weight(
     _held = rounded(compute_dtype, x, dy)
     kernel_first = empty((*w_shape[2:], w_shape[1], w_shape[0]), x.dtype)
     return kernel_first.transpose(len(w_shape) - 1, len(w_shape) - 2, *range(len(w_shape) - 2))
+
+
+# ---- matrix products
+
+
+def matmul(a: Array, b: Array, compute_dtype: str = "float32") -> Array:
+    _held = rounded(compute_dtype, a, b)
+    return np.matmul(a, b)
 
 
 # ---- pooling

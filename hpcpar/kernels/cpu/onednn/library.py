@@ -18,12 +18,14 @@ NAME = "libdnnl.so.3"
 WHEELS = ("onednn-cpu-gomp", "onednn-cpu-iomp", "onednn-cpu-tbb", "onednn")
 
 _POINTER, _INT, _SIZE = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
+_LENGTHS, _MATRIX = [ctypes.c_int64] * 3, [ctypes.c_void_p, ctypes.c_int64]
 _STATUS = ("success", "out of memory", "invalid arguments", "unimplemented", "last implementation reached",
            "runtime error", "not required")
 _ISA = {0x1: "SSE4.1", 0x3: "AVX", 0x7: "AVX2", 0xF: "AVX2 VNNI", 0x1F: "AVX2 VNNI 2", 0x27: "AVX-512",
         0x67: "AVX-512 VNNI", 0xE7: "AVX-512 BF16", 0x1EF: "AVX-512 FP16", 0xFEF: "AVX-512 AMX",
         0x1FEF: "AVX-512 AMX FP16"}
 _BFLOAT16 = 0xE7  # AVX-512 BF16, which all later sets include
+_FLOAT16 = 0x1EF  # AVX-512 FP16, likewise
 _CPU_ENGINE = 1
 _SYNCHRONOUS_RUNTIMES = (1, 2)  # sequential and OpenMP: the work is done when execute returns
 
@@ -57,6 +59,9 @@ _FUNCTIONS: dict[str, tuple[list, type | None]] = {
     "dnnl_primitive_execute": ([_POINTER, _POINTER, _INT, _POINTER], _INT),
     "dnnl_primitive_destroy": ([_POINTER], _INT),
     "dnnl_reorder_primitive_desc_create": ([_POINTER] * 6, _INT),
+    "dnnl_matmul_primitive_desc_create": ([_POINTER] * 7, _INT),
+    "dnnl_sgemm": ([ctypes.c_char, ctypes.c_char, *_LENGTHS, ctypes.c_float, *_MATRIX, *_MATRIX, ctypes.c_float,
+                    *_MATRIX], _INT),
     "dnnl_convolution_forward_primitive_desc_create": ([_POINTER, _POINTER, _INT, _INT] + [_POINTER] * 9, _INT),
     "dnnl_convolution_backward_data_primitive_desc_create": ([_POINTER, _POINTER, _INT] + [_POINTER] * 9, _INT),
     "dnnl_convolution_backward_weights_primitive_desc_create": ([_POINTER, _POINTER, _INT] + [_POINTER] * 10, _INT),
@@ -109,6 +114,11 @@ class Library:
         """Whether kernels multiply bfloat16 by instructions made for it; oneDNN would emulate them otherwise."""
         return self.c.dnnl_get_effective_cpu_isa() & _BFLOAT16 == _BFLOAT16
 
+    @functools.cached_property
+    def float16(self) -> bool:
+        """Whether kernels multiply float16 by instructions made for it."""
+        return self.c.dnnl_get_effective_cpu_isa() & _FLOAT16 == _FLOAT16
+
     def isa(self) -> str:
         """The instruction set the kernels use."""
         value = self.c.dnnl_get_effective_cpu_isa()
@@ -145,7 +155,7 @@ def facts() -> dict[str, str]:
     except OSError:
         threads = os.environ.get("OMP_NUM_THREADS", "all")
     return {"version": library.version, "library": library.path, "isa": library.isa(), "threads": threads,
-            "compute": "float32, bfloat16" if library.bfloat16 else "float32"}
+            "compute": ", ".join(["float32", *["bfloat16"] * library.bfloat16, *["float16"] * library.float16])}
 
 
 def _wheel_files() -> Iterator[str]:

@@ -21,7 +21,7 @@ from .library import Library, OneDNNError, load
 
 CAPACITY = 512  # primitives kept by a thread; a network of 100 layers needs some 600 handles of a few KiB
 
-BF16, F32 = 2, 3
+F16, BF16, F32 = 1, 2, 3
 _TAG_ANY, _USER_SCRATCHPAD, _ELTWISE_RELU, _IN_ORDER, _QUERY_IMPLEMENTATION = 1, 1, 0x20, 1, 8
 _ALIGNMENT = 64
 
