@@ -103,7 +103,8 @@ def recompute(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     Gradients are those of the plain call, bit for bit, also of parameters and of other tensors that the function uses
     without being given them; each parameter gets its gradient, and its hooks are called, when the last of its uses has
     been walked, wherever that is. Recomputed functions may contain others. Messages are repeated in the second run, on
-    all ranks alike.
+    all ranks alike; but weights that are kept by their source, as those of sharded state are, are gathered once for
+    second run and gradient together, and live as long as these.
 
     Parameters
     ----------

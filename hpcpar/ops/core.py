@@ -136,7 +136,7 @@ class Op:
         if autograd._enabled:
             needs = tuple(map(_requires_grad, tensors))
             if True in needs:
-                if moves is not None:
+                if moves is not None and not autograd.recomputing():  # else they are needed at once
                     saved = by_source(saved, tensors, moves, arrays)
                 if remaking.ever:
                     saved = remaking.recorded(self, rule, tensors, arrays, extra, saved, out)
