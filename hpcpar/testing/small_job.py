@@ -47,6 +47,7 @@ every = 2
 """
 
 SAMPLES, EXTENT = 5, (8, 8, 8)
+CLOCK = ("seconds", "samples_per_s", "tokens_per_s")
 
 
 def write_small_job(folder: Path) -> Path:
@@ -68,7 +69,7 @@ def write_small_job(folder: Path) -> Path:
 def read_records(run: Path) -> list[dict[str, Any]]:
     """Return the records of a run without what depends on the clock."""
     lines = (run / "metrics.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if k not in ("seconds", "samples_per_s")} for line in lines]
+    return [{k: v for k, v in json.loads(line).items() if k not in CLOCK} for line in lines]
 
 
 def read_weights(run: Path) -> dict[str, np.ndarray]:

@@ -1,0 +1,217 @@
+"""Training on texts: the same losses on every mesh, in every order, after every break; what a byte costs, exactly."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from hpcpar.cli.main import main
+from hpcpar.data.text import make_text
+from hpcpar.mesh import Mesh
+from hpcpar.testing.small_job import assert_same_run, read_records
+from hpcpar.train.config import ConfigError, make_job
+from hpcpar.train.trainer import Trainer
+
+STEPS = 12
+GPT = {"name": "gpt", "width": 16, "layers": 2, "heads": 4}
+LLAMA = {"name": "llama", "width": 16, "layers": 2, "heads": 4, "kv_heads": 2, "window": 12}
+
+# mesh, [layout], [model]; dropout in a text that is split draws by place, so only the natural order has the same masks
+CASES = {
+    1: [({"batch": 1}, {}, {**GPT, "dropout": 0.1})],
+    2: [
+        ({"batch": 2}, {"shard_weights": True}, {**GPT, "dropout": 0.1}),
+        ({"model": 2}, {"sequence_parallel": True}, LLAMA),
+        ({"sequence": 2}, {"context": "ring"}, {**GPT, "dropout": 0.1}),
+        ({"sequence": 2}, {"order": "zigzag"}, LLAMA),
+    ],
+    3: [({"sequence": 3}, {"order": "zigzag", "context": "ring"}, GPT), ({"model": 3}, {}, LLAMA)],
+    4: [
+        ({"sequence": 2, "model": 2}, {"order": "zigzag", "sequence_parallel": True}, LLAMA),
+        ({"batch": 2, "sequence": 2}, {"context": "all_to_all"}, GPT),
+    ],
+}[MPI.COMM_WORLD.size if MPI.COMM_WORLD.size <= 4 else 1]
+
+
+@pytest.fixture
+def text(shared_path: Path, comm) -> Path:
+    """Seventeen documents of short sentences in an order that can be learnt; windows of 20 tokens leave a rest."""
+    if comm.rank == 0:
+        source = shared_path / "source"
+        source.mkdir()
+        for i in range(17):
+            (source / f"{i:02}.txt").write_text(" ".join(f"the {w} is {w}." for w in ("cat", "dog", "sun")[i % 3 :]))
+        make_text(shared_path / "text", source, validation=0.2, test=0)
+    comm.barrier()
+    return shared_path / "text"
+
+
+def table(text: Path, model: dict[str, Any] = GPT, **more: dict[str, Any]) -> dict[str, Any]:
+    """A configuration as nested tables; `more` is merged into them."""
+    made: dict[str, dict[str, Any]] = {
+        "run": {"steps": STEPS, "dtype": "float64", "seed": 3, "dir": str(text.parent / "run")},
+        "model": model,
+        "data": {
+            "format": "tokens", "train": str(text / "train"), "validation": str(text / "validation"), "sequence": 20,
+            "documents": True, "restart_positions": True, "batch": 3,
+        },
+        "optim": {"name": "adamw", "lr": 0.01, "betas": [0.9, 0.95], "decay": "matrices", "clip": 1.0, "accumulate": 2},
+        "schedule": {"name": "cosine", "warmup": 2},
+        "loss": {"name": "cross_entropy"},
+    }  # fmt: skip
+    for name, entries in more.items():
+        made[name] = {**made.get(name, {}), **entries}
+    return made
+
+
+def curve(settings: dict[str, Any], mesh: Mesh) -> np.ndarray:
+    """The loss of each step, then bits per byte and loss of the validation text, and the size of the weights."""
+    trainer = Trainer(make_job(settings), mesh)
+    stream = trainer.train_batches.stream()
+    accumulate = trainer.job.optim.accumulate
+    losses = [trainer.train_step([next(stream) for _ in range(accumulate)]) for _ in range(trainer.steps)]
+    figures = trainer.evaluate(trainer.validation, "val_")
+    weights = sum(float(np.square(w).sum()) for w in trainer.model.state_dict(numpy=True).values())
+    trainer.close()
+    return np.array([*losses, figures["val_bits_per_byte"], figures["val_loss"], weights])
+
+
+def on_one_rank(settings: dict[str, Any]) -> np.ndarray:
+    alone = Mesh(MPI.COMM_SELF, batch=1)
+    found = curve({**settings, "mesh": {"batch": 1}, "layout": {}}, alone)
+    alone.free()
+    return found
+
+
+@pytest.mark.watchdog(300)
+@pytest.mark.parametrize(("axes", "layout", "model"), CASES, ids=lambda v: "-".join(map(str, v.values())) if v else "")
+def test_decoders_train_alike_on_every_mesh(axes, layout, model, text):
+    settings = table(text, model)
+    full = {"batch": 1, **axes}
+    mesh = Mesh(**full)
+    got, expected = curve({**settings, "mesh": full, "layout": layout}, mesh), on_one_rank(settings)
+    mesh.free()
+    np.testing.assert_allclose(got, expected, rtol=1e-10)
+    assert expected[STEPS - 1] < 0.8 * expected[0], "nothing was learnt, so that little was shown"
+
+
+def test_batches_in_parts_weigh_the_targets_that_count(text):
+    """The last window of a text is mostly padding: a mean of the means of two batches would be another one."""
+    whole = on_one_rank(table(text, data={"batch": 6}, optim={"accumulate": 1}))
+    parts = on_one_rank(table(text, data={"batch": 3}, optim={"accumulate": 2}))
+    np.testing.assert_allclose(parts, whole, rtol=1e-10)
+
+
+def test_without_knowledge_a_byte_costs_what_the_vocabulary_says(text):
+    mesh = Mesh(batch=-1)
+    trainer = Trainer(make_job(table(text)), mesh)
+    trainer.model.embedding.weight.set_data(trainer.model.embedding.weight.shard * 0)
+    found = trainer.evaluate(trainer.validation, "")
+    dataset = trainer.validation.loader.dataset
+    trainer.close()
+    mesh.free()
+    assert found["loss"] == pytest.approx(math.log(257), rel=1e-12)
+    assert found["bits_per_byte"] == pytest.approx(dataset.targets * math.log2(257) / dataset.raw_bytes, rel=1e-12)
+    assert dataset.targets > dataset.raw_bytes, "the end of each document is to be told too"
+
+
+def test_no_token_learns_from_another_document(text):
+    """Documents that no token sees across: their order in the stream does not matter to the loss of a window."""
+    mesh = Mesh(batch=-1)
+    trainer = Trainer(make_job(table(text)), mesh)
+    (inputs, _), *_ = trainer.validation
+    blind = trainer.task.forward(trainer.model, inputs).numpy()
+    seeing = trainer.task.forward(trainer.model, inputs._replace(documents=None)).numpy()
+    documents = inputs.documents.numpy()
+    trainer.close()
+    mesh.free()
+    later = documents != documents[:, :1]
+    assert later.any() and not np.allclose(blind[later], seeing[later])
+    np.testing.assert_allclose(blind[~later], seeing[~later], rtol=1e-10)
+
+
+def fit(settings: dict[str, Any], run: Path, resume: Path | None = None) -> None:
+    trainer = Trainer(make_job({**settings, "run": {**settings["run"], "dir": str(run)}}))
+    try:
+        trainer.fit(None if resume is None else str(resume))
+    finally:
+        trainer.close()
+
+
+def test_a_broken_run_goes_on_as_if_nothing_had_happened(text):
+    more = {
+        "run": {"steps": 6, "log_every": 1, "validate_every": 3}, "checkpoint": {"every": 2, "keep": 9},
+        "mesh": {"batch": 1, "sequence": -1},
+    }  # fmt: skip
+    settings, runs = table(text, {**GPT, "dropout": 0.1}, **more), text.parent
+    fit(settings, runs / "whole")
+    start = runs / "whole" / "checkpoints" / "step-00000004"
+    fit(settings, runs / "same", start)
+    late = [r for r in read_records(runs / "whole") if r["step"] > 4]
+    assert late and read_records(runs / "same") == late
+    fit({**settings, "mesh": {"batch": -1}}, runs / "other", start)
+    assert_same_records(read_records(runs / "other"), late)
+    if MPI.COMM_WORLD.size == 1:
+        fit(settings, runs / "again")
+        assert_same_run(runs / "again", runs / "whole")
+
+
+def assert_same_records(records: list[dict], expected: list[dict]) -> None:
+    assert [r["step"] for r in records] == [r["step"] for r in expected]
+    for record, wanted in zip(records, expected, strict=True):
+        for key, value in record.items():
+            np.testing.assert_allclose(value, wanted[key], rtol=1e-10, err_msg=key)
+
+
+@pytest.mark.serial
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"model": {"vocabulary": 100}}, "model.vocabulary is 100, but .* has 257 tokens"),
+        ({"loss": {"ignore_index": 32}}, "loss.ignore_index is 32, which is a token"),
+        ({"model": {"heads": 3, "kv_heads": 2}}, "heads"),
+        ({"model": {"max_positions": 8}}, "learns 8 positions, and data.sequence is 20"),
+        ({"loss": {"name": "mse"}}, "is for loss.name = 'cross_entropy'"),
+        ({"loss": {"weights": [1.0]}}, "without weights"),
+        ({"mesh": {"depth": 2}}, "mesh axis depth splits nothing"),
+    ],
+    ids=lambda v: "" if isinstance(v, str) else str(v),
+)
+def test_what_does_not_fit_is_said(more, words, text):
+    with pytest.raises(ConfigError, match=words):
+        Trainer(make_job(table(text, **{k: {**GPT, **v} if k == "model" else v for k, v in more.items()})), None)
+
+
+@pytest.mark.serial
+def test_texts_and_volumes_do_not_take_each_others_keys(text):
+    with pytest.raises(ConfigError, match="model.name = 'gpt' is for data.format = 'tokens'"):
+        make_job({"model": GPT, "loss": {"name": "cross_entropy"}})
+    volumes = {"model": {"name": "unet3d"}, "loss": {"name": "cross_entropy"}}
+    with pytest.raises(ConfigError, match="layout.order has no effect on model.name = 'unet3d'"):
+        make_job({**volumes, "layout": {"order": "zigzag"}})
+    with pytest.raises(ConfigError, match="mesh axis sequence splits nothing"):
+        make_job({**volumes, "mesh": {"sequence": 2}})
+    with pytest.raises(ConfigError, match="unknown key data.augment"):
+        make_job(table(text, data={"augment": {}}))
+
+
+@pytest.mark.serial
+def test_the_commands_know_texts(text, capsys):
+    from hpcpar.train.config import dump_job
+
+    path = text.parent / "job.toml"
+    path.write_text(dump_job(make_job(table(text, run={"steps": 3, "trace": True}))))
+    assert main(["train", str(path)]) == 0
+    assert "val_bits_per_byte" in capsys.readouterr().out
+    assert main(["summary", str(path), "--set", "mesh.sequence=4"]) == 0
+    said = capsys.readouterr().out
+    assert "input (3, 20) float64 on mesh batch=1 x sequence=4, 4 ranks" in said and "one sample, sequence in" in said
+    assert main(["report", str(text.parent / "run")]) == 0
+    assert "blocks.0.attention" in capsys.readouterr().out
+    assert main(["submit", str(path), "--print", "--scheduler", "slurm", "--set", "mesh.batch=1"]) == 0
+    assert str(path) in capsys.readouterr().out
