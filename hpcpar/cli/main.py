@@ -20,7 +20,7 @@ from hpcpar.launch.process import lost_ranks
 from hpcpar.train.signals import held_back
 from hpcpar.version import __version__
 
-COMMANDS = ("train", "checkpoint", "submit", "data", "summary", "plot", "report", "info", "check", "bench")
+COMMANDS = ("train", "generate", "checkpoint", "submit", "data", "summary", "plot", "report", "info", "check", "bench")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

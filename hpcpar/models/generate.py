@@ -47,7 +47,7 @@ def generate(
     Raises
     ------
     ValueError
-        On all ranks: an empty prompt, or more tokens than the model has learned positions for.
+        On all ranks: an empty prompt, tokens that the model does not know, or more than it has positions for.
     LayoutError
         The model's plan splits tokens.
 
@@ -56,8 +56,8 @@ def generate(
     Each text is what it is alone: none sees the padding of another. Rank 0 chooses and tells the others.
     """
     sampling = Sampling(temperature, top_k, top_p, seed)
+    _check(model, prompts, tokens)
     lengths = np.array([len(prompt) for prompt in prompts])
-    _check(model, lengths, tokens)
     mesh, was_training = model.embedding.weight.mesh, model.training
     padded = np.zeros((len(prompts), int(lengths.max(initial=0))), np.int64)
     for row, prompt in zip(padded, prompts, strict=True):
@@ -85,10 +85,14 @@ def generate(
     return added
 
 
-def _check(model: Decoder, lengths: np.ndarray, tokens: int) -> None:
-    if tokens < 0 or not len(lengths) or lengths.min() < 1:
+def _check(model: Decoder, prompts: Sequence[Sequence[int]], tokens: int) -> None:
+    lengths = [len(prompt) for prompt in prompts]
+    if tokens < 0 or not lengths or min(lengths) < 1:
         raise ValueError(f"generate takes prompts of at least one token, and tokens >= 0; got {lengths} and {tokens}")
-    longest, room = int(lengths.max()) + tokens, model.config.max_positions
+    size, used = model.config.vocab_size, [token for prompt in prompts for token in prompt]
+    if not 0 <= min(used) <= max(used) < size:
+        raise ValueError(f"a prompt has the tokens {min(used)} to {max(used)}, the model knows 0 to {size - 1}")
+    longest, room = max(lengths) + tokens, model.config.max_positions
     if model.position_embedding is not None and longest > room:
         raise ValueError(f"a prompt and {tokens} tokens are {longest}, the model has learned {room} positions")
     if model.layout is not None and model.layout.on((1, 1), model.embedding.weight.mesh.shape).entry(1):

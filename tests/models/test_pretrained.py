@@ -76,12 +76,6 @@ def quiet() -> None:
     transformers.logging.disable_progress_bar()
 
 
-@pytest.fixture
-def shared_folder(tmp_path: Path) -> Path:
-    """A folder that all ranks see."""
-    return Path(MPI.COMM_WORLD.bcast(str(tmp_path)))
-
-
 def save(model: Any, folder: Path, **options: Any) -> Path:
     """Let rank 0 save a network of `transformers`."""
     if MPI.COMM_WORLD.Get_rank() == 0:
@@ -125,26 +119,26 @@ def their_logits(model: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_logits_equal_those_of_transformers_on_every_mesh(name: str, shared_folder: Path) -> None:
+def test_logits_equal_those_of_transformers_on_every_mesh(name: str, shared_path: Path) -> None:
     theirs = network(name)
     expected = their_logits(theirs)
-    save(theirs, shared_folder, max_shard_size="4KB")
-    assert (shared_folder / "model.safetensors.index.json").exists(), "several files"
+    save(theirs, shared_path, max_shard_size="4KB")
+    assert (shared_path / "model.safetensors.index.json").exists(), "several files"
     for mesh, spread in plans():
-        model = load_pretrained(shared_folder, mesh, spread, dropout=0.0)
+        model = load_pretrained(shared_path, mesh, spread, dropout=0.0)
         assert not model.training and model.embedding.weight.dtype == np.float32
         np.testing.assert_allclose(logits_of(model), expected, rtol=1e-5, atol=1e-5, err_msg=f"{mesh} {spread}")
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_what_is_saved_on_a_mesh_is_loaded_by_transformers(name: str, shared_folder: Path) -> None:
+def test_what_is_saved_on_a_mesh_is_loaded_by_transformers(name: str, shared_path: Path) -> None:
     theirs = network(name)
-    save(theirs, shared_folder / "theirs")
+    save(theirs, shared_path / "theirs")
     mesh, spread = plans()[1]
-    model = load_pretrained(shared_folder / "theirs", mesh, spread, dropout=0.0)
-    files = save_pretrained(model, shared_folder / "ours", shard_bytes=4000)
+    model = load_pretrained(shared_path / "theirs", mesh, spread, dropout=0.0)
+    files = save_pretrained(model, shared_path / "ours", shard_bytes=4000)
     assert len(files) > 1
-    back = type(theirs).from_pretrained(shared_folder / "ours").eval()
+    back = type(theirs).from_pretrained(shared_path / "ours").eval()
     state = back.state_dict()
     for key, value in theirs.state_dict().items():
         assert torch.equal(state[key], value), key
@@ -152,21 +146,21 @@ def test_what_is_saved_on_a_mesh_is_loaded_by_transformers(name: str, shared_fol
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama3"])
-def test_gradients_equal_those_of_transformers(name: str, shared_folder: Path) -> None:
+def test_gradients_equal_those_of_transformers(name: str, shared_path: Path) -> None:
     theirs = network(name, torch.float64)
-    save(theirs, shared_folder)
+    save(theirs, shared_path)
     inputs = torch.tensor(TOKENS)
     scores = theirs(inputs).logits[:, :-1]
     torch.nn.functional.cross_entropy(scores.transpose(1, 2), inputs[:, 1:]).backward()
     gradients = {n: p.grad.numpy() for n, p in theirs.named_parameters()}
     for mesh, spread in plans()[:2]:
-        model = load_pretrained(shared_folder, mesh, spread, dtype="float64", dropout=0.0)
+        model = load_pretrained(shared_path, mesh, spread, dtype="float64", dropout=0.0)
         order = model.token_order(TOKENS.shape[1] - 1)
         tokens, targets = (
             hp.tensor(t[:, order], mesh=mesh, layout=model.layout) for t in (TOKENS[:, :-1], TOKENS[:, 1:])
         )
         GradientSync(model).backward(F.cross_entropy(model(tokens).transpose(1, 2), targets))
-        views = family_of(read_table(shared_folder)).views(model.config)
+        views = family_of(read_table(shared_path)).views(model.config)
         for ours, parameter in model.named_parameters():
             view, grad = views[ours], parameter.grad.numpy()
             wanted = np.lib.stride_tricks.as_strided(
@@ -180,13 +174,13 @@ def test_gradients_equal_those_of_transformers(name: str, shared_folder: Path) -
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama3"])
-def test_each_rank_reads_its_blocks_and_no_other_byte(name: str, shared_folder: Path) -> None:
-    save(network(name), shared_folder)
-    tensors = list_tensors(shared_folder)
+def test_each_rank_reads_its_blocks_and_no_other_byte(name: str, shared_path: Path) -> None:
+    save(network(name), shared_path)
+    tensors = list_tensors(shared_path)
     family = gpt2 if name == "gpt2" else llama
     mesh = shared_mesh(batch=1, model=RANKS)
-    model = load_pretrained(shared_folder, mesh, dropout=0.0)
-    count = read_parameters(model, shared_folder, family.views(model.config), tensors)
+    model = load_pretrained(shared_path, mesh, dropout=0.0)
+    count = read_parameters(model, shared_path, family.views(model.config), tensors)
     assert count == 4 * sum(p.shard.size for p in model.parameters())
     split = [p for p in model.parameters() if p.sig.split_axes]
     assert RANKS == 1 or len(split) > len(list(model.parameters())) / 2
@@ -223,15 +217,15 @@ def test_any_block_of_a_view_is_read_in_runs() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
-def test_files_of_other_dtypes_are_converted_and_written(dtype: str, shared_folder: Path) -> None:
+def test_files_of_other_dtypes_are_converted_and_written(dtype: str, shared_path: Path) -> None:
     theirs = network("llama3", getattr(torch, dtype))
-    save(theirs, shared_folder / "theirs")
-    model = load_pretrained(shared_folder / "theirs", shared_mesh(batch=1, model=RANKS))
+    save(theirs, shared_path / "theirs")
+    model = load_pretrained(shared_path / "theirs", shared_mesh(batch=1, model=RANKS))
     assert model.embedding.weight.dtype == np.float32
-    expected = their_logits(type(theirs).from_pretrained(shared_folder / "theirs", dtype=torch.float32).eval())
+    expected = their_logits(type(theirs).from_pretrained(shared_path / "theirs", dtype=torch.float32).eval())
     np.testing.assert_allclose(logits_of(model), expected, rtol=1e-5, atol=1e-5)
-    save_pretrained(model, shared_folder / "ours", dtype=dtype)
-    back = type(theirs).from_pretrained(shared_folder / "ours", dtype=getattr(torch, dtype))
+    save_pretrained(model, shared_path / "ours", dtype=dtype)
+    back = type(theirs).from_pretrained(shared_path / "ours", dtype=getattr(torch, dtype))
     assert back.dtype == getattr(torch, dtype)
     if dtype != "float64":
         for key, value in back.state_dict().items():
@@ -248,14 +242,14 @@ def edited(folder: Path, **changes: Any) -> None:
     MPI.COMM_WORLD.barrier()
 
 
-def test_errors_name_everything_that_does_not_fit(shared_folder: Path) -> None:
-    save(network("llama3"), shared_folder)
+def test_errors_name_everything_that_does_not_fit(shared_path: Path) -> None:
+    save(network("llama3"), shared_path)
     world = shared_mesh(batch=RANKS).world
 
     def refused(kind: type[Exception], *parts: str, **changes: Any) -> None:
-        edited(shared_folder, **changes)
+        edited(shared_path, **changes)
         with pytest.raises(kind) as raised:
-            load_pretrained(shared_folder)
+            load_pretrained(shared_path)
         collective_assert(world, all(part in str(raised.value) for part in parts), str(raised.value))
 
     refused(ValueError, "model_type is 'mamba'", "gpt2, llama, mistral, qwen2", model_type="mamba")
@@ -271,16 +265,16 @@ def test_errors_name_everything_that_does_not_fit(shared_folder: Path) -> None:
     refused(ValueError, "not known: model.layers.1.input_layernorm.weight", num_hidden_layers=1, intermediate_size=10)
     refused(ValueError, "hidden_act is 'gelu'", "type 'yarn'", hidden_act="gelu", rope_parameters={"rope_type": "yarn"})
     if world.rank == 0:
-        (shared_folder / "model.safetensors").write_bytes(b"\x00" * 64)
+        (shared_path / "model.safetensors").write_bytes(b"\x00" * 64)
     world.barrier()
     refused(ValueError, "is no safetensors file")
     with pytest.raises(OSError, match=r"has no config.json"):
-        load_pretrained(shared_folder / "nowhere")
+        load_pretrained(shared_path / "nowhere")
 
 
-def test_a_decoder_of_no_family_says_what_each_lacks(shared_folder: Path) -> None:
+def test_a_decoder_of_no_family_says_what_each_lacks(shared_path: Path) -> None:
     config = hp.models.DecoderConfig(37, 12, 1, 3, activation="geglu")
     with nn.default_dtype("float32"):
         model = Decoder(config)
     with pytest.raises(ValueError, match=r"gpt2 without activation='geglu'; llama/mistral/qwen2 without norm='layer'"):
-        save_pretrained(model, shared_folder)
+        save_pretrained(model, shared_path)
