@@ -19,7 +19,7 @@ from ...generic.attention import check, heads_in_memory
 from ...visible import ALL, NONE, AttentionDropout, Sight, Visible
 from ..gemm import multiply
 from .functions import exp2_row, exponential2, largest
-from .jit import kernel
+from .jit import inner, kernel
 from .random import kept_weights
 
 ROWS, KEYS = 256, 512  # of a tile
@@ -28,6 +28,15 @@ TOGETHER = 1 << 18     # scores of such a tile
 GRAIN = 16             # tiles are cut to multiples of so many keys
 
 LOG2E, LN2 = 1.4426950408889634, 0.6931471805599453
+
+
+@inner
+def _hidden(row):
+    """Whether all scores of a row are minus infinity."""
+    hidden = True
+    for i in range(row.size):
+        hidden &= row[i] == -np.inf
+    return hidden
 
 
 @kernel
@@ -41,6 +50,8 @@ def _running(scores, low, high, top, total, summed, fresh):
         best = max(before, largest(row[a:b])) if b > a else before
         row[:a] = 0
         row[b:] = 0
+        if best == -np.inf and not _hidden(row[a:b]):
+            best = 0.0  # not a number, which no comparison finds: it will be the sum
         if best == -np.inf:
             row[a:b] = 0
             top[r] = best
