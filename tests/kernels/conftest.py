@@ -1,10 +1,28 @@
 """What the kernel tests share: every implementation of a family, and arrays in awkward memory orders."""
 
+import ctypes
+import subprocess
+
 import numpy as np
 import pytest
 
 from hpcpar import kernels
+from hpcpar.kernels.gpu import launch as launcher
 from hpcpar.kernels.registry import PREFERENCE
+
+AS_ONE_THREAD = r"""
+#include <cmath>
+using namespace std;
+#define __global__
+#define __device__
+struct Dim { unsigned x; };
+static Dim blockIdx = {0}, blockDim = {1}, gridDim = {1}, threadIdx = {0};
+static unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+    return (unsigned __int128)a * b >> 64;
+}
+"""
+KINDS = {float: ctypes.c_double, np.float32: ctypes.c_float, np.float64: ctypes.c_double, np.int64: ctypes.c_longlong,
+         np.uint64: ctypes.c_ulonglong}
 
 
 def pytest_generate_tests(metafunc):
@@ -46,3 +64,29 @@ def arrange():
         return np.ascontiguousarray(a[::-1, :, ::-1])[::-1, :, ::-1]
 
     return arranged
+
+
+@pytest.fixture
+def cuda_on_this_cpu(tmp_path_factory, monkeypatch):
+    """CUDA sources are compiled as C++, once a session, and run by one thread."""
+    folder = tmp_path_factory.getbasetemp() / "sources"
+    folder.mkdir(exist_ok=True)
+
+    class Module:
+        def __init__(self, source, kind):
+            path = folder / f"{abs(hash(source))}{kind}.so"
+            if not path.exists():
+                path.with_suffix(".cpp").write_text(AS_ONE_THREAD + launcher.code(source, kind))
+                subprocess.run(["g++", "-O1", "-std=c++14", "-shared", "-fPIC", "-o", path, path.with_suffix(".cpp")],
+                               check=True, timeout=120)
+            self.library = ctypes.CDLL(str(path))
+
+        def get_function(self, name):
+            def run(grid, block, arguments):
+                assert grid[0] >= 1 and block == (launcher.THREADS,)
+                getattr(self.library, name)(*(
+                    ctypes.c_void_p(a.__array_interface__["data"][0]) if isinstance(a, np.ndarray)
+                    else KINDS[type(a)](a) for a in arguments))
+            return run
+
+    monkeypatch.setattr(launcher, "module", Module)

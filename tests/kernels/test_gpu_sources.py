@@ -4,9 +4,7 @@ The launcher's one function that touches the device is replaced by one that runs
 sources and the Python around them, is what a device would get. With a CuPy device the kernels are compared on it.
 """
 
-import ctypes
 import shutil
-import subprocess
 
 import numpy as np
 import pytest
@@ -15,7 +13,6 @@ from hpcpar import kernels
 from hpcpar.kernels.generic import elementwise, embedding, norm, optimizer, pool, random, rotary, softmax
 from hpcpar.kernels.gpu import elementwise as gpu_elementwise
 from hpcpar.kernels.gpu import embedding as gpu_embedding
-from hpcpar.kernels.gpu import launch as launcher
 from hpcpar.kernels.gpu import norm as gpu_norm
 from hpcpar.kernels.gpu import optimizer as gpu_optimizer
 from hpcpar.kernels.gpu import pool as gpu_pool
@@ -23,48 +20,8 @@ from hpcpar.kernels.gpu import random as gpu_random
 from hpcpar.kernels.gpu import rotary as gpu_rotary
 from hpcpar.kernels.gpu import softmax as gpu_softmax
 
-pytestmark = [pytest.mark.serial,
+pytestmark = [pytest.mark.serial, pytest.mark.usefixtures("cuda_on_this_cpu"),
               pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ to compile the sources")]
-
-AS_ONE_THREAD = r"""
-#include <cmath>
-using namespace std;
-#define __global__
-#define __device__
-struct Dim { unsigned x; };
-static Dim blockIdx = {0}, blockDim = {1}, gridDim = {1}, threadIdx = {0};
-static unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
-    return (unsigned __int128)a * b >> 64;
-}
-"""
-KINDS = {float: ctypes.c_double, np.float32: ctypes.c_float, np.float64: ctypes.c_double, np.int64: ctypes.c_longlong,
-         np.uint64: ctypes.c_ulonglong}
-
-
-@pytest.fixture(autouse=True)
-def on_this_cpu(tmp_path_factory, monkeypatch):
-    """Compile each source once a session; run its kernels as C functions."""
-    folder = tmp_path_factory.getbasetemp() / "sources"
-    folder.mkdir(exist_ok=True)
-
-    class Module:
-        def __init__(self, source, kind):
-            path = folder / f"{abs(hash(source))}{kind}.so"
-            if not path.exists():
-                path.with_suffix(".cpp").write_text(AS_ONE_THREAD + launcher.code(source, kind))
-                subprocess.run(["g++", "-O1", "-std=c++14", "-shared", "-fPIC", "-o", path, path.with_suffix(".cpp")],
-                               check=True, timeout=120)
-            self.library = ctypes.CDLL(str(path))
-
-        def get_function(self, name):
-            def run(grid, block, arguments):
-                assert grid[0] >= 1 and block == (launcher.THREADS,)
-                getattr(self.library, name)(*(
-                    ctypes.c_void_p(a.__array_interface__["data"][0]) if isinstance(a, np.ndarray)
-                    else KINDS[type(a)](a) for a in arguments))
-            return run
-
-    monkeypatch.setattr(launcher, "module", Module)
 
 
 def close(got, want, dtype, factor=1.0):

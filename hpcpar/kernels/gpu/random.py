@@ -16,7 +16,7 @@ from ..arrays import Array, array_module, empty_channels_last
 from ..generic.random import Box, check_box
 from .launch import C_TYPES, launch
 
-SOURCE = r"""
+PHILOX = r"""
 typedef unsigned long long word_t;
 struct Words { word_t a, b, c, d; };
 
@@ -41,6 +41,9 @@ __device__ inline word_t word_at(index_t i, word_t key0, word_t key1) {
     return lane == 0 ? w.a : lane == 1 ? w.b : lane == 2 ? w.c : w.d;
 }
 
+"""
+
+SOURCE = PHILOX + r"""
 /* dims: for each, from the fastest in memory on: size of the box, step in the global array; base: its first element */
 __device__ inline index_t global_index(index_t i, const index_t* dims, index_t count, index_t base) {
     for (index_t d = 0; d < count; ++d) {
