@@ -257,3 +257,14 @@ def test_sharded_weights_are_gathered_again_in_backward_and_their_gradients_scat
     assert sent["all_gather", "batch"].messages == gathers - 1, "the embedding itself needs no weight in backward"
     assert sent["reduce_scatter", "batch"].messages == len(matrices)
     assert all(p.grad.sig is p.sig for p in matrices)
+
+
+# ---- under observation
+
+
+@pytest.mark.parametrize("case", cases(RANKS)[1::3], ids=name_of)
+def test_the_checked_mode_finds_nothing_to_object_to(case: Case) -> None:
+    family, axes, spread = case
+    with hp.checked() as check:
+        train(shared_mesh(**axes), spread, family, steps=1)
+    assert len(check.log) > 60
