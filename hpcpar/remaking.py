@@ -66,11 +66,12 @@ class Recipe:
         Arrays as the operation had them, or what fetches them.
     """
 
-    __slots__ = ("__weakref__", "_made", "extra", "op", "operands", "rule")
+    __slots__ = ("__weakref__", "_made", "_moved", "extra", "op", "operands", "rule")
 
     def __init__(self, op: Op, rule: Rule, operands: tuple, extra: Any) -> None:
         self.op, self.rule, self.operands, self.extra = op, rule, operands, extra
         self._made: tuple[Any, Any] | None = None
+        self._moved: dict[Signature, Any] = {}
 
     def make(self) -> tuple[Any, Any]:
         """Return the result and what the operation saved with it; made once until `clear`."""
@@ -83,9 +84,16 @@ class Recipe:
             self._made = data, saved
         return self._made
 
+    def moved(self, target: Signature) -> Any:
+        """Return the result under another signature; moved once until `clear`. Collective."""
+        if target not in self._moved:
+            self._moved[target] = move(self.make()[0], self.rule.out, target)
+        return self._moved[target]
+
     def clear(self) -> None:
         """Drop what was made."""
         self._made = None
+        self._moved.clear()
 
 
 class Remade(Later):
@@ -97,8 +105,7 @@ class Remade(Later):
         self.recipe, self.target = recipe, target
 
     def fetch(self) -> Any:
-        array = self.recipe.make()[0]
-        return array if self.target is None else move(array, self.recipe.rule.out, self.target)
+        return self.recipe.make()[0] if self.target is None else self.recipe.moved(self.target)
 
 
 class Own(Later):

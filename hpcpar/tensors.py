@@ -172,8 +172,13 @@ class Tensor:
             array = move(self._data, self.sig, target)
         if sends:
             kept = [entry for entry in self._moved or () if entry[0] is not target and entry[1]() is not None]
-            self._moved = [*kept, (target, weakref.ref(array), autograd.epoch())]
+            self._moved = [*kept, (target, self._hold(array), autograd.epoch())]
         return array
+
+    def _hold(self, array: Any) -> Callable[[], Any]:
+        """Return how a moved array is found again: while the tape keeps it, else as long as this tensor lives."""
+        taped = autograd.grad_enabled() or self.requires_grad or self.is_parameter
+        return weakref.ref(array) if taped and self.recipe is None else lambda: array
 
     def set_data(self, data: Any) -> None:
         """Replace the shard (an optimizer step, a load): remembered moves are dropped."""

@@ -161,7 +161,7 @@ def test_inputs_without_a_gradient_need_none(mesh, split) -> None:
 def test_messages_of_the_forward_pass_are_repeated_but_for_sharded_weights(mesh, split) -> None:
     x = data(split)
     net = network(split)
-    with counter.counting() as forward, hp.no_grad():
+    with counter.counting() as forward:
         net.blocks[0](x)
     plain = counts(step(network(split), x)[2])
     again = counts(step(marked("blocks")(network(split)), x)[2])
@@ -172,6 +172,23 @@ def test_messages_of_the_forward_pass_are_repeated_but_for_sharded_weights(mesh,
         key: tuple(n + blocks * m for n, m in zip(plain[key], once.get(key, (0, 0)), strict=True)) for key in plain
     }
     collective_assert(mesh.world, again == {k: pytest.approx(v) for k, v in wanted.items()}, f"{again}, not {wanted}")
+
+
+@pytest.mark.ranks(min=2)
+def test_a_result_that_is_made_again_is_moved_again_once_for_all_that_use_it(mesh) -> None:
+    x = data("sequence")
+    plain, again = (counts(step(net, x)[2]) for net in (network("sequence"), marked("results")(network("sequence"))))
+    p = mesh.shape["model"]
+    if p == 1:
+        assert plain == again
+    else:  # the normalised rows, which gate and up take gathered, in each of the three blocks
+        messages, nbytes = (
+            after - before
+            for before, after in zip(plain["all_gather", "model"], again["all_gather", "model"], strict=True)
+        )
+        whole = len(range(*x.sig.box[0])) * TOKENS * WIDTH * 8
+        here = x.shard.nbytes
+        assert (messages, nbytes) == (3, 3 * (whole - here))
 
 
 def test_a_second_pass_over_a_kept_graph_is_equal(mesh) -> None:
