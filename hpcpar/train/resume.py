@@ -45,6 +45,8 @@ def training_state(trainer: Trainer) -> dict[str, Any]:
         "recent": trainer.recent,
         "lr": trainer.last_lr,
         "outstanding": trainer.outstanding,
+        "scaler": trainer.scaler.state_dict(),
+        "skipped": trainer.skipped,
         "record": trainer.history[-1] if trainer.history else {},
         "seconds": trainer.seconds(),
         "mesh": dict(trainer.mesh.shape),
@@ -115,6 +117,9 @@ def restore(trainer: Trainer, checkpoint: Checkpoint, say: Callable[[str], None]
     trainer.step, trainer.recent = state["step"], list(state["recent"])
     trainer.last_lr, trainer.outstanding = state["lr"], state["outstanding"]
     trainer.history = [state["record"]] if state["record"] else []
+    trainer.skipped = state.get("skipped", 0)
+    if state.get("scaler"):  # else the loss was not scaled before, and begins with the usual scale
+        trainer.scaler.load_state_dict(state["scaler"])
     trainer.seconds_before, trainer.records_until = state["seconds"], state["step"] - state["outstanding"]
     _place(trainer, state, say)
 

@@ -18,7 +18,7 @@ from hpcpar.checkpoint.training import collect
 from hpcpar.data import DataError, TensorBatches
 from hpcpar.mesh import Mesh
 from hpcpar.models import place
-from hpcpar.optim import clip_grad_norm_
+from hpcpar.optim import GradScaler, clip_grad_norm_
 from hpcpar.parallel import GradientSync
 from hpcpar.plan.memory import require_memory
 from hpcpar.tensors import Tensor
@@ -38,6 +38,9 @@ from hpcpar.train.watchdog import Watchdog
 Pair = tuple[Any, Tensor]
 """A batch: inputs, whatever the task takes them for, and the target."""
 
+LEAST_SCALE = 2.0**-14
+"""Of losses: where gradients overflow at this too, the weights are to blame."""
+
 
 class Trainer:
     """Everything a run needs, made from its configuration. Collective over all ranks.
@@ -53,7 +56,11 @@ class Trainer:
     task : Task
         What the kind of model needs.
     step : int
-        Optimizer steps taken.
+        Steps made, those among them that loss scaling passed over.
+    skipped : int
+        How many it passed over.
+    scaler : GradScaler
+        Scales losses where ``run.compute`` is float16.
     history : list of dict
         The records of ``metrics.jsonl``, on every rank; after a resume from the last one before.
     recent : list of float
@@ -89,7 +96,8 @@ class Trainer:
             self.model.to(device="gpu")
         self.optimizer = build.make_optimizer(job, self.model, self.steps)
         self.sync = GradientSync(self.model)
-        self.step = 0
+        self.scaler = GradScaler(enabled=job.run.compute == "float16", mesh=self.mesh)
+        self.step, self.skipped = 0, 0
         self.history: list[dict[str, Any]] = []
         self.recent: list[float] = []
         self.last_lr, self.outstanding, self.records_until = 0.0, False, None
@@ -125,25 +133,34 @@ class Trainer:
             with span("forward"):
                 loss = self.task.loss(self.task.forward(self.model, inputs), target)
                 value = loss.item()
-            if not isfinite(value):
+            if not isfinite(value) and not self.scaler.is_enabled():
                 self._stop_nonfinite(value, inputs, state)
             total += value * (count / counted)
             with span("backward"):
+                loss = self.scaler.scale(loss)
                 if len(parts) == 1:
                     self.sync.backward(loss)
                 else:
                     with nullcontext() if i + 1 == len(parts) else self.sync.accumulate():
                         self.sync.backward(loss, weight=count)
         with span("optimizer"):
-            if self.job.optim.clip:
-                norm = clip_grad_norm_(self.model, self.job.optim.clip)
-                if not isfinite(norm):
-                    raise NotFinite(f"step {self.step + 1}: the norm of the gradient is {norm}")
-            self.saver.settle()  # a checkpoint may still be copying what the step changes
-            self.optimizer.step()
-            self.optimizer.zero_grad()
+            self._update()
         self.step += 1
         return total
+
+    def _update(self) -> None:
+        """Change the weights, on all ranks or on none."""
+        if self.job.optim.clip and self.scaler.unscale_(self.optimizer):
+            norm = clip_grad_norm_(self.model, self.job.optim.clip)
+            if not isfinite(norm):
+                raise NotFinite(f"step {self.step + 1}: the norm of the gradient is {norm}")
+        self.saver.settle()  # a checkpoint may still be copying what the step changes
+        taken = self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad()
+        self.skipped += not taken
+        if self.scaler.get_scale() < LEAST_SCALE:
+            raise NotFinite(f"step {self.step + 1}: gradients are not finite, whatever the loss is multiplied by")
 
     def _weighted(self, batches: list[Pair]) -> list[tuple[Any, Tensor, float]]:
         """Each batch with its weight; of several, those in which nothing counts are left out."""
@@ -229,6 +246,7 @@ class Trainer:
                 "loss": self.recent[-1],
                 "loss_mean": float(np.mean(self.recent)),
                 "lr": self.last_lr,
+                **({"scale": self.scaler.get_scale(), "skipped": self.skipped} if self.scaler.is_enabled() else {}),
                 **self.task.rates(progress.lap()),
             }
             if validate:

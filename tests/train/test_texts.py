@@ -13,8 +13,10 @@ from mpi4py import MPI
 from hpcpar.cli.main import main
 from hpcpar.data.text import make_text
 from hpcpar.mesh import Mesh
+from hpcpar.optim import GradScaler
 from hpcpar.testing.small_job import assert_same_run, read_records
 from hpcpar.train.config import ConfigError, make_job
+from hpcpar.train.resume import training_state
 from hpcpar.train.trainer import Trainer
 
 STEPS = 12
@@ -215,3 +217,34 @@ def test_the_commands_know_texts(text, capsys):
     assert "blocks.0.attention" in capsys.readouterr().out
     assert main(["submit", str(path), "--print", "--scheduler", "slurm", "--set", "mesh.batch=1"]) == 0
     assert str(path) in capsys.readouterr().out
+
+
+def test_losses_are_scaled_without_a_trace_and_a_step_that_overflows_on_one_rank_is_taken_by_none(text):
+    """The factor is a power of two: nothing is rounded by it. On the last rank alone a gradient becomes infinite."""
+    settings = table(text, optim={"accumulate": 1}, run={"steps": 6})
+    mesh = Mesh(batch=-1)
+    plain = curve(settings, mesh)
+    trainer = Trainer(make_job(settings), mesh)
+    trainer.scaler = GradScaler(init_scale=2.0**10, growth_interval=3, mesh=mesh)
+    stream = trainer.train_batches.stream()
+    losses = [trainer.train_step([next(stream)]) for _ in range(4)]
+    assert losses == plain[:4].tolist() and trainer.scaler.get_scale() == 2.0**11
+    before = trainer.model.state_dict(numpy=True)
+    backward = trainer.sync.backward
+
+    def overflowing(loss, weight=None):
+        backward(loss, weight)
+        if mesh.rank == mesh.size - 1:
+            trainer.model.norm.weight.grad.shard[...] = np.inf
+
+    trainer.sync.backward = overflowing
+    trainer.train_step([next(stream)])
+    for name, array in trainer.model.state_dict(numpy=True).items():
+        np.testing.assert_array_equal(array, before[name], err_msg=name)
+    assert (trainer.step, trainer.skipped, trainer.optimizer.steps) == (5, 1, 4)
+    assert mesh.world.gather_objects(trainer.scaler.get_scale()) == [2.0**10] * mesh.size
+    trainer.sync.backward = backward
+    trainer.train_step([next(stream)])
+    assert trainer.optimizer.steps == 5 and training_state(trainer)["scaler"]["scale"] == 2.0**10
+    trainer.close()
+    mesh.free()
