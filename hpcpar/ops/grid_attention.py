@@ -7,11 +7,13 @@ has, and the grid stays on the axes that split it:
 - ``"all_to_all"`` (after Jacobs et al. 2023, arXiv 2309.14509): heads are split by the axes of the grid and tokens are
   whole, for the time of the attention. Query, key, value and result move once each: with p blocks
   ``4 (p - 1) / p^2 N S C`` words a rank forward and as many backward.
+- ``"ring"`` (`ops.grid_ring`): keys and values travel past the queries, behind the computation:
+  ``2 (p - 1) / p N S C`` words forward and twice that backward; a rank holds two blocks of them.
 - ``"gather"``: the query stays, key and value are gathered, and their gradients are reduce-scattered:
   ``2 (p - 1) / p N S C`` words forward and as many backward; every rank holds all keys and values.
 
-All-to-all is never dearer, and gathers nothing, but leaves ranks idle where heads do not divide evenly among them.
-Both are moves that `repartition` makes, uneven and empty blocks included.
+All-to-all is never dearer, but leaves ranks idle where heads do not divide evenly among them. It and gather are moves
+that `repartition` makes. All take uneven and empty blocks.
 """
 
 from __future__ import annotations
@@ -24,11 +26,13 @@ from hpcpar import kernels
 from hpcpar.kernels import Visible
 from hpcpar.layout.layout import Layout, LayoutError
 from hpcpar.ops.core import Op, Rule, split_conflict
+from hpcpar.ops.grid_ring import attention_flops, flat_tokens, grid_axes, grid_ring_attention
+from hpcpar.ops.local_attention import Numbers
 from hpcpar.ops.repartition import repartition
 from hpcpar.signature import Signature, signature
 from hpcpar.tensors import Tensor
 
-CONTEXTS = ("auto", "all_to_all", "gather")
+CONTEXTS = ("auto", "ring", "all_to_all", "gather")
 _EVERYTHING = Visible()
 
 
@@ -39,14 +43,6 @@ class GridAttention(Op):
 
     def rule(self, sigs: tuple[Signature, ...], context: str) -> Rule:
         q = sigs[0].resolved
-        if q.dims[-1]:
-            raise LayoutError(
-                f"grid_attention of {sigs[0]!r}: features may not be split; split samples, heads and the grid, or "
-                f"repartition to {q.layout.replace(len(q.shape) - 1, None)!r} first"
-            )
-        for sig in sigs[1:]:
-            if sig.split_axes and sig.resolved.dims != q.dims:
-                raise split_conflict(self.name, sigs, f"repartition all to {q.layout!r} first")
         axes = grid_axes(q)
         if context == "all_to_all":
             heads = Layout(q.dims[0], (*q.dims[1], *axes))
@@ -58,27 +54,30 @@ class GridAttention(Op):
         return Rule(out, moves, grads, sigs)
 
     def flops(self, rule: Rule) -> int:
-        n, h, *grid, e = rule.grads[0].shape
-        return 2 * n * h * prod(grid) ** 2 * (e + rule.out.shape[-1])
+        return attention_flops(rule)
 
     def forward(self, rule: Rule, arrays: Sequence[Any], extra: Any) -> tuple[Any, Any]:
-        out, lse = kernels.attention_forward(*[_flat(a) for a in arrays], extra, _EVERYTHING)
+        out, lse = kernels.attention_forward(*[flat_tokens(a) for a in arrays], extra, _EVERYTHING)
         return out.reshape(rule.out.local_shape), (*arrays, out, lse, extra)
 
     def backward(self, rule: Rule, saved: Any, g: Any, needs: tuple[bool, ...]) -> tuple:
         *arrays, out, lse, scale = saved
-        grads = kernels.attention_backward(_flat(g), *[_flat(a) for a in arrays], out, lse, scale, _EVERYTHING)
+        grads = kernels.attention_backward(
+            flat_tokens(g), *[flat_tokens(a) for a in arrays], out, lse, scale, _EVERYTHING
+        )
         return tuple(d.reshape(a.shape) for d, a in zip(grads, arrays, strict=True))
 
 
-def grid_axes(sig: Signature) -> tuple[str, ...]:
-    """Return the axes that split the grid of (N, H, *grid, E)."""
-    return tuple(a for stack in sig.dims[2:-1] for a in stack)
-
-
-def _flat(a: Any) -> Any:
-    """Local (N, H, *grid, E) as (N, H, S, E)."""
-    return a.reshape(*a.shape[:2], prod(a.shape[2:-1]), a.shape[-1])
+def _check_layouts(sigs: Sequence[Signature]) -> None:
+    q = sigs[0].resolved
+    if q.dims[-1]:
+        raise LayoutError(
+            f"grid_attention of {sigs[0]!r}: features may not be split; split samples, heads and the grid, or "
+            f"repartition to {q.layout.replace(len(q.shape) - 1, None)!r} first"
+        )
+    for sig in sigs[1:]:
+        if sig.split_axes and sig.resolved.dims != q.dims:
+            raise split_conflict("grid_attention", sigs, f"repartition all to {q.layout!r} first")
 
 
 _grid_attention = GridAttention()
@@ -97,9 +96,9 @@ def grid_attention(
         (N, H, *grid, V).
     scale : float, optional
         Of the scores; ``1 / sqrt(E)`` by default.
-    context : {"auto", "all_to_all", "gather"}
+    context : {"auto", "ring", "all_to_all", "gather"}
         How a split grid is served (see this module). By default all-to-all where the heads divide evenly among the
-        ranks that would share them, else gather.
+        ranks that would share them, else the ring.
 
     Returns
     -------
@@ -120,9 +119,13 @@ def grid_attention(
         )
     if context not in CONTEXTS:
         raise ValueError(f"grid_attention: context is one of {', '.join(CONTEXTS)}, got {context!r}")
-    sig = query.sig.resolved
+    operands, sig = (query, key, value), query.sig.resolved
+    _check_layouts([t.sig for t in operands])
+    scale = sig.shape[-1] ** -0.5 if scale is None else float(scale)
+    axes = grid_axes(sig)
     if context == "auto":
-        parts = sig.parts(1) * prod(sig.mesh.shape[a] for a in grid_axes(sig))
-        context = "gather" if sig.shape[1] % parts else "all_to_all"
-    out = _grid_attention((query, key, value), (context,), sig.shape[-1] ** -0.5 if scale is None else float(scale))
-    return repartition(out, sig.layout)
+        parts = sig.parts(1) * prod(sig.mesh.shape[a] for a in axes)
+        context = "ring" if sig.shape[1] % parts else "all_to_all"
+    if context == "ring" and axes:
+        return grid_ring_attention(operands, (), Numbers(scale, None))
+    return repartition(_grid_attention(operands, (context,), scale), sig.layout)

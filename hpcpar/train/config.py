@@ -17,7 +17,7 @@ from hpcpar.train.settings.data import Data, Tokens
 from hpcpar.train.settings.decoders import GPT, Llama
 from hpcpar.train.settings.layout import TEXTS, VOLUMES, InputLayout
 from hpcpar.train.settings.losses import L1, MSE, CrossEntropy, CrossEntropyDice, Dice
-from hpcpar.train.settings.models import CosmoFlow, UNet3d
+from hpcpar.train.settings.models import CosmoFlow, Swin3d, UNet3d, ViT3d
 from hpcpar.train.settings.optim import SGD, Adam, AdamW, Constant, Cosine, Polynomial, Step
 from hpcpar.train.typed import ConfigError, number, read_table, write_table
 
@@ -28,8 +28,8 @@ __all__ = ["ConfigError", "Job", "dump_job", "load_job", "make_job"]
 class Run:
     """[run]: how long, from which seed, in which precision, where the results go.
 
-    By default `compute_except` names the convolution of the input, where single voxels still count, and the U-Net's
-    head, whose results are the logits; together they are a small part of the work. ``[]`` excepts none.
+    By default `compute_except` names the convolution of the input, where single voxels still count, and the head of a
+    segmentation, whose results are the logits; together they are a small part of the work. ``[]`` excepts none.
     """
 
     dir: str = "runs/run"
@@ -39,6 +39,8 @@ class Run:
     dtype: Literal["float32", "float64"] = "float32"
     compute: Literal["float32", "bfloat16"] = "float32"  # what convolutions multiply; sums and results stay float32
     compute_except: tuple[str, ...] | None = None  # names of those that stay in float32, "*" as in a shell
+    recompute: str | None = None  # modules that backward runs again, "*" as in a shell: less memory, more work
+    recompute_ops: tuple[str, ...] = ()  # only results of these operations in them, or anywhere, are made again
     device: Literal["cpu", "gpu"] = "cpu"
     log_every: int = number(10, least=1)  # steps between records of metrics.jsonl
     validate_every: int = number(0, least=0)  # steps between validations; 0: after the last step only
@@ -77,7 +79,7 @@ class Checkpoint:
 class Job:
     """The whole configuration. Keys written ``mesh.<axis>`` are free: the axes of the mesh and their lengths."""
 
-    model: UNet3d | CosmoFlow | GPT | Llama
+    model: UNet3d | ViT3d | Swin3d | CosmoFlow | GPT | Llama
     loss: CrossEntropy | Dice | CrossEntropyDice | MSE | L1
     mesh: dict[str, int] = field(default_factory=lambda: {"batch": -1})
     run: Run = field(default_factory=Run)

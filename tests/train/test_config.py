@@ -75,6 +75,26 @@ def test_the_resolved_configuration_reads_back_equal(job_file):
     assert "async = false" in text and "lr = 1e-05" in text
 
 
+@pytest.mark.parametrize(
+    ("model", "kept"),
+    [
+        ("{name = 'vit3d', patch = [2, 4, 4], width = 6, depth = 1, heads = 2}", {"embedding.conv", "head"}),
+        ("{name = 'vit3d', refine = 0, width = 6, depth = 1, heads = 2}", {"embedding.conv"}),
+        ("{name = 'vit3d', positions = 'learned', size = [8, 8, 9], width = 6, depth = 1}", {"embedding.conv", "head"}),
+        ("{name = 'swin3d', width = 6, depths = [1, 1], heads = [2, 3], base = 4}", {"embedding.conv", "head"}),
+    ],
+    ids=["refined", "voxels", "learned", "swin"],
+)
+def test_transformers_of_volumes_are_made_as_configured(job_file, model, kept):
+    job = load_job(job_file(), [f"model={model}", "run.compute=bfloat16"])
+    assert load_job(job_file(dump_job(job))) == job
+    with VirtualMesh({"batch": 1}):
+        network = make_task(job).make_model()
+    assert type(network).__name__ == type(job.model).__name__ and network.classes == job.model.classes
+    given = {name for name, m in network.named_modules() if getattr(m, "compute_dtype", "") == "float32"}
+    assert given == kept
+
+
 def test_variants_read_back_equal(job_file):
     text = '[model]\nname = "cosmoflow"\n[loss]\nname = "mse"\n[optim]\nname = "sgd"\nnesterov = true\nmomentum = 0.9\n'
     job = load_job(job_file(text))
@@ -107,7 +127,7 @@ def test_the_configuration_says_which_convolutions_compute_in_bfloat16(job_file,
 
 def test_an_exception_from_bfloat16_that_names_no_convolution_is_a_mistake(job_file):
     job = load_job(job_file(), ["run.compute=bfloat16", "run.compute_except=['tail']"])
-    with VirtualMesh({"batch": 1}), pytest.raises(ConfigError, match="run.compute_except: tail: no convolution"):
+    with VirtualMesh({"batch": 1}), pytest.raises(ConfigError, match="run.compute_except: tail: no layer"):
         make_task(job).make_model()
 
 
@@ -131,7 +151,10 @@ def test_an_exception_from_bfloat16_that_names_no_convolution_is_a_mistake(job_f
         ("run.compute_except=['head']", ["compute_except has no effect without compute = 'bfloat16'"]),
         ("run.dir=7", ["run.dir must be a string, got 7"]),
         ("model.batch_norm=1", ["model.batch_norm must be true or false, got 1"]),
-        ("model.name=unet", ["model.name must be one of unet3d, cosmoflow, gpt, llama, got 'unet'", "did you mean unet3d?"]),
+        ("model.name=unet", ["unet3d, vit3d, swin3d, cosmoflow, gpt, llama, got 'unet'", "did you mean unet3d?"]),
+        ("model={name = 'vit3d', heads = 5}", ["192 channels of a token do not divide into 5 heads"]),
+        ("model={name = 'vit3d', positions = 'learned'}", ["size is [depth, height, width] with learned positions"]),
+        ("model={name = 'swin3d', heads = [3, 6]}", ["depths and heads have a number for each stage"]),
         ("optim.betas=[0.9]", ["optim.betas must be a list of 2, got [0.9] (a list)"]),
         ("data.augment.flip=[0, 1.5]", ["data.augment.flip must be a list whose every entry is an integer"]),
         ("data.train=3", ["data.train must be a string or a list, got 3"]),
@@ -160,14 +183,15 @@ def test_all_mistakes_are_told_at_once_with_their_source(job_file):
     path = job_file('[model]\nname = "unet3d"\nwidth = 3\n[loss]\n[run]\nsteps = 1\nepochs = 1\n')
     found = mistakes(path, "run.sede=4")
     assert len(found) == 4
-    assert found[0].startswith(f"{path}: unknown key model.width; it belongs to cosmoflow")
+    assert found[0].startswith(f"{path}: unknown key model.width; it belongs to vit3d, swin3d, cosmoflow")
     assert found[1].startswith(f"{path}: loss.name is missing: one of cross_entropy, dice")
     assert found[2].startswith("--set run.sede=4: unknown key run.sede; did you mean run.seed?")
     assert found[3] == f"{path}: [run] steps and epochs are both given; which one ends the run?"
 
 
 def test_a_missing_table_says_what_to_give(job_file):
-    assert "model is missing: give a table with name = 'unet3d' or 'cosmoflow' or 'gpt'" in mistakes(job_file("[run]\n"))[0]
+    found = mistakes(job_file("[run]\n"))[0]
+    assert "model is missing: give a table with name = 'unet3d' or 'vit3d' or 'swin3d' or 'cosmoflow'" in found
 
 
 def test_a_file_that_is_no_toml_names_the_place(job_file):

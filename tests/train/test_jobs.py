@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcpar.train.config import CosmoFlow, UNet3d, load_job
+from hpcpar.plan.summary import summarize
+from hpcpar.train.config import CosmoFlow, Swin3d, UNet3d, ViT3d, load_job
 
 pytestmark = pytest.mark.serial
 
@@ -36,6 +37,17 @@ def test_the_brain_network_runs_on_four_ranks():
     assert job.mesh == {"batch": -1, "depth": 2}
     # cells of 16 x 40 x 40 voxels at 2 mm: the bottom level still has a plane for each of the two ranks of a sample
     assert 16 // 2**job.model.levels >= job.mesh["depth"]
+
+
+@pytest.mark.parametrize(("name", "model"), [("vit-brain", ViT3d), ("swin-brain", Swin3d)])
+def test_transformers_of_the_brain_differ_from_the_u_net_in_the_model_alone(name, model):
+    job, unet = load_job(JOBS / f"{name}.toml"), load_job(JOBS / "unet3d-brain.toml")
+    assert isinstance(job.model, model) and job.model.classes == unet.model.classes
+    assert (job.data, job.loss, job.mesh) == (unet.data, unet.loss, unet.mesh)
+    facts = summarize(job, ranks=4, shape=(16, 40, 40))
+    assert sum(row["parameters"] for row in facts["layers"]) == facts["parameters"]
+    first = next(row for row in facts["layers"] if row["operation"] == "conv")
+    assert first["shard"][2] * job.mesh["depth"] == first["shape"][2] == 8, "half of the planes of tokens"
 
 
 @pytest.mark.parametrize("path", sorted([*JOBS.rglob("*.sh"), *JOBS.rglob("*.sbatch")]), ids=lambda p: p.name)

@@ -10,6 +10,8 @@ from hpcpar.train.tasks.volumes import Regression, Segmentation
 
 TASKS: dict[type, type[Task]] = {
     config.UNet3d: Segmentation,
+    config.ViT3d: Segmentation,
+    config.Swin3d: Segmentation,
     config.CosmoFlow: Regression,
     config.GPT: LanguageModelling,
     config.Llama: LanguageModelling,

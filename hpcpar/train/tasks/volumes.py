@@ -13,10 +13,10 @@ from hpcpar.autograd import no_grad
 from hpcpar.data import Batches, DataError, HDF5Dataset, make_transforms
 from hpcpar.data.augment import Log1p
 from hpcpar.layout.layout import Layout
-from hpcpar.models import CosmoFlow, UNet3d
+from hpcpar.models import CosmoFlow, Swin3d, UNet3d, ViT3d
 from hpcpar.plan.dry import Task as Outline
 from hpcpar.tensors import Tensor
-from hpcpar.train import build
+from hpcpar.train import build, config
 from hpcpar.train.config import ConfigError, Job
 from hpcpar.train.scores import Confusion, Errors, Score
 from hpcpar.train.tasks.base import Task
@@ -115,12 +115,22 @@ class Volumes(Task):
 class Segmentation(Volumes):
     """A class for every voxel."""
 
-    kept_in_float32 = ("down0.conv1", "head")
     target_dtype, target_layout = np.int64, "labels"
 
     def network(self) -> nn.Module:
         s = self.job.model
-        return UNet3d(s.channels, s.classes, s.base, s.levels, s.batch_norm, s.norm_scope, s.dropout)
+        options = {key: value for key, value in vars(s).items() if key not in ("name", "channels")}
+        if isinstance(s, config.ViT3d):
+            return ViT3d(s.channels, **{**options, "size": s.size or None})
+        return (Swin3d if isinstance(s, config.Swin3d) else UNet3d)(s.channels, **options)
+
+    @property
+    def kept_in_float32(self) -> tuple[str, ...]:  # the first convolution, and the one that makes the logits
+        s = self.job.model
+        if isinstance(s, config.UNet3d):
+            return "down0.conv1", "head"
+        refined = not isinstance(s, config.ViT3d) or s.refine
+        return ("embedding.conv", "head") if refined else ("embedding.conv",)
 
     def check_samples(self, dataset: HDF5Dataset, shape: tuple[int, ...], target: tuple[int, ...]) -> None:
         if target != shape[1:]:
