@@ -20,7 +20,7 @@ and in the backward pass
 ``"ring"`` (Liu, Zaharia, Abbeel 2023, arXiv:2310.01889): keys and values travel, partial results are merged by the
 logarithms of their sums. A rank holds two blocks of keys. Blocks that no query of a rank can see, by causal and window,
 are not computed there, and go no further than to the last rank that needs them: causal, in natural order, that is half
-of the words in all, but the last rank has N times the work of the first. ``order="zigzag"`` gives all the same work.
+of the words in all, but the last rank has 2 N - 1 times the work of the first. ``order="zigzag"`` gives all the same.
 
 ``"all_to_all"`` (Jacobs et al. 2023, arXiv:2309.14509, "Ulysses"): heads are split in place of tokens by an all-to-all
 each of query, key, value and result; each rank then attends with its heads over all tokens. Heads follow the block

@@ -21,7 +21,7 @@ from hpcpar.ops.attention_layouts import AttentionLayouts, attention_layouts
 from hpcpar.ops.core import Rule
 from hpcpar.ops.local_attention import Attention, AttentionPlan, Numbers, Sight
 from hpcpar.ops.overlap import overlapping
-from hpcpar.primitives.ring import DIRECTIONS, Passing, Ring, places
+from hpcpar.primitives.ring import Homecoming, Passing, Ring, places
 from hpcpar.signature import Signature
 
 PIECES = 8
@@ -76,9 +76,9 @@ class RingPlan(AttentionPlan):
         self.blocks = [slice(*owned(keys, count, j)) for j in range(count)]
         self.positions = [self.positions_of(keys, (b.start, b.stop)) for b in self.blocks]
 
-    def needed(self, j: int | None) -> bool:
+    def needed(self, j: int) -> bool:
         """Whether a query here sees any key of block `j`."""
-        return j is not None and self.needs[self.part][j]
+        return self.needs[self.part][j]
 
     def sight_of(self, j: int, documents: Any, mask: Any) -> Visible:
         """The conditions for the keys of block `j`."""
@@ -137,13 +137,10 @@ class RingAttention(Attention):
         packed = Packed(key, value, plan.sizes)
         own = packed.pack(key, value, plan.part)
         result = _Result(plan, query, value.shape[3], extra)
-        held: dict[int, Any] = dict.fromkeys(DIRECTIONS, own)
-        for t in range(plan.ring.steps + 1):
-            moving = _moving(plan, t, held, packed, own)
-            for j, flat in _blocks(plan, t, held):
+        for _, here, moving in plan.ring.visits(own, packed.words, overlapping()):
+            for _, j, flat in here:
                 if plan.needed(j):
                     result.add(*packed.views(flat, j), plan.sight_of(j, documents, mask), moving)
-            held = {} if moving is None else moving.wait()
         out, lse = result.done(key, value, query.dtype)
         return plan.unflat(out), (*arrays, out, lse, extra)
 
@@ -154,54 +151,20 @@ class RingAttention(Attention):
         work = _Gradient(plan, (plan.flat(g), query, out, lse), extra, mask if plan.sight.mask and needs[-1] else None)
         packed = Packed(key, value, plan.sizes)
         own = packed.pack(key, value, plan.part)
-        total = packed.zeros(own, work.dtype, plan.part)
-        held: dict[int, Any] = dict.fromkeys(DIRECTIONS, own)
-        coming: Passing | None = None
-        came_home: dict[int, Any] = {}
-        for t in range(plan.ring.steps + 1):
-            moving = _moving(plan, t, held, packed, own)
+        coming = Homecoming(plan.ring, packed.words, packed.zeros(own, work.dtype, plan.part))
+        for t, here, moving in plan.ring.visits(own, packed.words, overlapping()):
             sums: dict[int, Any] = {}
-            for d, (j, flat) in zip(DIRECTIONS, _blocks(plan, t, held, both=True), strict=False):
-                if j is not None and plan.needed(j):
-                    into = total if t == 0 else packed.zeros(flat, work.dtype, j)
+            for d, j, flat in here:
+                if plan.needed(j):
+                    into = packed.zeros(own, work.dtype, j) if t else coming.total
                     visible = plan.sight_of(j, documents, mask)
-                    work.add(packed.views(flat, j), packed.views(into, j), visible, plan.blocks[j], moving, coming)
-                    if t:
-                        sums[d] = into
-            if coming is not None:
-                for name, array in coming.wait().items():
-                    if isinstance(name, int):
-                        sums[name] = array if name not in sums else array + sums[name]
-                    else:
-                        came_home[name[1]] = array
-            coming = plan.ring.hand_over(t, sums, packed.words, total) if t else None
-            held = {} if moving is None else moving.wait()
-        if coming is not None:
-            came_home.update({name[1]: array for name, array in coming.wait().items()})
-        for d in DIRECTIONS:
-            if d in came_home:
-                total += came_home[d]
-        dk, dv = packed.views(total.astype(key.dtype, copy=False), plan.part)
+                    both = [m for m in (moving, coming.under_way) if m is not None]
+                    work.add(packed.views(flat, j), packed.views(into, j), visible, plan.blocks[j], both)
+                    sums[d] = into
+            coming.hand_over(t, sums)
+        dk, dv = packed.views(coming.finish().astype(key.dtype, copy=False), plan.part)
         dmask = None if work.dmask is None else work.dmask.astype(mask.dtype, copy=False)
         return plan.gradients(work.dq.astype(query.dtype, copy=False), dk, dv, dmask, len(needs))
-
-
-def _moving(plan: RingPlan, t: int, held: dict[int, Any], packed: Packed, own: Any) -> Passing | None:
-    """The messages of step t, under way; where overlap is off, done."""
-    if t == plan.ring.steps:
-        return None
-    moving = plan.ring.pass_on(t, held, packed.words, own)
-    if not overlapping():
-        moving.finish()
-    return moving
-
-
-def _blocks(plan: RingPlan, t: int, held: dict[int, Any], both: bool = False) -> list[tuple[int | None, Any]]:
-    """The blocks that are here at step t, in the order of the directions; with `both` also None where there is none."""
-    if t == 0:
-        return [(plan.part, held[1])]
-    found = [(plan.ring.here(d, t), held.get(d)) for d in DIRECTIONS]
-    return found if both else [(j, flat) for j, flat in found if j is not None]
 
 
 def _pieces(plan: RingPlan, numbers: Numbers, query: Any, groups: int, under_way: bool) -> Iterator[Piece]:
@@ -281,10 +244,9 @@ class _Gradient:
         self.dmask = None if mask is None else make(mask.shape, self.dtype)
 
     def add(
-        self, block: tuple[Any, Any], into: tuple[Any, Any], visible: Visible, keys: slice, *under_way: Passing | None
+        self, block: tuple[Any, Any], into: tuple[Any, Any], visible: Visible, keys: slice, moving: list[Passing]
     ) -> None:
         """Add what one block of keys gives to dq and, in `into`, to the gradients of the block."""
-        moving = [m for m in under_way if m is not None]
         (key, value), (dk, dv) = block, into
         for piece in _pieces(self._plan, self._numbers, self._query, key.shape[1], any(m.busy for m in moving)):
             mine = [a[piece.query] for a in (self._g, self._query, self._out, self._lse)]

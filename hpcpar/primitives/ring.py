@@ -7,8 +7,8 @@ many words as blocks do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from hpcpar.grid import Grid
 from hpcpar.layout.sequence import Routes
@@ -22,14 +22,13 @@ _TAG = 51
 
 def places(mesh: Grid, stack: Sequence[str]) -> list[int]:
     """Return for each block of a dim split by `stack` the rank that owns it, in ``mesh.comm(*stack)``."""
-    ranks, order = [0], mesh.sort(list(stack))
     coords: list[dict[str, int]] = [{}]
     for axis in stack:
         coords = [{**at, axis: i} for at in coords for i in range(mesh.shape[axis])]
     ranks = []
     for at in coords:
         rank = 0
-        for axis in order:
+        for axis in mesh.sort(list(stack)):
             rank = rank * mesh.shape[axis] + at[axis]
         ranks.append(rank)
     return ranks
@@ -71,18 +70,44 @@ class Ring:
     def _rank(self, part: int) -> int:
         return self.ranks[part % self._count]
 
-    def pass_on(self, t: int, held: Mapping[int, Any], sizes: Sequence[int], own: Any) -> Passing:
-        """Send what is here at step t on its way and receive what will be here at step t + 1. Collective.
+    def visits(
+        self, own: Any, sizes: Sequence[int], overlap: bool = True
+    ) -> Iterator[tuple[int, list[Visitor], Passing | None]]:
+        """Pass all blocks on, step by step, and show who is here. Collective; to be walked to its end.
 
         Parameters
         ----------
-        held : mapping of int to array
-            The packed block of each direction, this rank's own at step 0.
+        own : array
+            The own block, packed: 1-D and contiguous.
         sizes : sequence of int
             Elements of every block.
-        own : array
-            The own block, for dtype and place of what arrives.
+        overlap : bool
+            Whether the messages of a step are under way while the caller works on it, or done before.
+
+        Yields
+        ------
+        t : int
+            The step.
+        here : list of Visitor
+            At step 0 the own block.
+        moving : Passing or None
+            The messages that go on meanwhile: to be tested now and then.
         """
+        held: dict[int, Any] = dict.fromkeys(DIRECTIONS, own)
+        for t in range(self.steps + 1):
+            moving = self._pass_on(t, held, sizes, own) if t < self.steps else None
+            if moving is not None and not overlap:
+                moving.finish()
+            if t == 0:
+                here = [Visitor(1, self.part, own)]
+            else:
+                found = [(d, self.here(d, t)) for d in DIRECTIONS]
+                here = [Visitor(d, j, held[d]) for d, j in found if j is not None]
+            yield t, here, moving
+            held = {} if moving is None else moving.wait()
+
+    def _pass_on(self, t: int, held: Mapping[int, Any], sizes: Sequence[int], own: Any) -> Passing:
+        """Send what is here at step t on its way and receive what will be here at step t + 1."""
         sends, receives, names = [], [], []
         for i, d in enumerate(DIRECTIONS):
             j = self.part if t == 0 else self.here(d, t)
@@ -94,11 +119,11 @@ class Ring:
                 names.append(d)
         return Passing(Transfer(self.comm, sends, receives, own, OPERATION), names)
 
-    def hand_over(self, t: int, sums: Mapping[int, Any], sizes: Sequence[int], own: Any) -> Passing:
-        """Send the gradients of the blocks that were here at step t >= 1 after them, or home. Collective.
+    def _hand_over(self, t: int, sums: Mapping[int, Any], sizes: Sequence[int], own: Any) -> Passing:
+        """Send the sums of the blocks that were here at step t >= 1 after them, or home.
 
         What arrives has the key d where it goes with a block that is here at step t + 1, ``("home", d)`` where it is
-        the gradient of the own block.
+        the sum of the own block.
         """
         sends, receives, names = [], [], []
         for i, d in enumerate(DIRECTIONS):
@@ -115,6 +140,63 @@ class Ring:
                 receives.append(In(self._rank(self.part + d * t), _TAG + 4 + i, sizes[self.part]))
                 names.append(("home", d))
         return Passing(Transfer(self.comm, sends, receives, own, OPERATION), names)
+
+
+class Visitor(NamedTuple):
+    """A block that is here: the direction it came in, whose it is, and its packed array."""
+
+    direction: int
+    block: int
+    array: Any
+
+
+class Homecoming:
+    """Sums that ranks add to as blocks visit them, on their way home behind the blocks.
+
+    Parameters
+    ----------
+    ring : Ring
+    sizes : sequence of int
+        Elements of every block's sum.
+    total : array
+        What this rank itself adds to the sum of its own block; the sum in the end.
+
+    Attributes
+    ----------
+    under_way : Passing or None
+        The messages that go on meanwhile.
+    """
+
+    def __init__(self, ring: Ring, sizes: Sequence[int], total: Any) -> None:
+        self._ring, self._sizes, self.total = ring, sizes, total
+        self._home: dict[int, Any] = {}
+        self.under_way: Passing | None = None
+
+    def hand_over(self, t: int, sums: Mapping[int, Any]) -> None:
+        """After the work of step t: what this rank adds to the block of each direction, if it needs it. Collective."""
+        together = dict(sums)
+        self._take(together)
+        self.under_way = self._ring._hand_over(t, together, self._sizes, self.total) if t else None
+
+    def _take(self, sums: dict[int, Any]) -> None:
+        """Wait for what others added, and put this rank's on top: in the order of the way, whatever arrives first."""
+        for name, array in (self.under_way.wait() if self.under_way else {}).items():
+            if not isinstance(name, int):
+                self._home[name[1]] = array
+            elif name in sums:
+                array += sums[name]
+                sums[name] = array
+            else:
+                sums[name] = array
+
+    def finish(self) -> Any:
+        """Return the sum of the own block."""
+        self._take({})
+        self.under_way = None
+        for d in DIRECTIONS:
+            if d in self._home:
+                self.total += self._home[d]
+        return self.total
 
 
 class Passing:

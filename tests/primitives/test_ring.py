@@ -8,38 +8,30 @@ import numpy as np
 import pytest
 
 from hpcpar.layout.sequence import Routes, routes
-from hpcpar.primitives.ring import DIRECTIONS, Ring, places
+from hpcpar.primitives.ring import DIRECTIONS, Homecoming, Ring, places
 from hpcpar.testing import collective_assert, shared_mesh
 from hpcpar.transport import counter
 
 
-def travel(ring: Ring, sizes: list[int], needed: Any, weights: np.ndarray) -> tuple[dict[int, np.ndarray], np.ndarray]:
-    """What this rank saw of each block it needs, and the sum of ``weights[i, j] * block`` of all ranks i for its own j."""
+def travel(
+    ring: Ring, sizes: list[int], needed: Any, weights: np.ndarray, overlap: bool
+) -> tuple[dict[int, np.ndarray], np.ndarray]:
+    """What this rank saw of each block it needs; of its own block j the sum of ``weights[i, j] * block`` of all i."""
     own = np.full(sizes[ring.part], ring.part + 1.0)
     seen: dict[int, np.ndarray] = {}
-    total = np.zeros_like(own)
-    held, coming, home = dict.fromkeys(DIRECTIONS, own), None, []
-    for t in range(ring.steps + 1):
-        moving = ring.pass_on(t, held, sizes, own) if t < ring.steps else None
+    coming = Homecoming(ring, sizes, np.zeros_like(own))
+    for t, here, moving in ring.visits(own, sizes, overlap):
         sums: dict[int, np.ndarray] = {}
-        for d in DIRECTIONS if t else DIRECTIONS[:1]:
-            j = ring.here(d, t) if t else ring.part
-            if j is not None and needed[ring.part][j]:
-                seen[j] = held[d].copy()
-                if t:
-                    sums[d] = weights[ring.part, j] * held[d]
-                else:
-                    total += weights[ring.part, j] * held[d]
-        if coming is not None:
-            for name, array in coming.wait().items():
-                if isinstance(name, int):
-                    sums[name] = sums.get(name, 0) + array
-                else:
-                    home.append(array)
-        coming = ring.hand_over(t, sums, sizes, own) if t else None
-        held = moving.wait() if moving else {}
-    home += coming.wait().values() if coming else []
-    return seen, total + sum(home)
+        for d, j, block in here:
+            if needed[ring.part][j]:
+                seen[j] = block.copy()
+                sums[d] = weights[ring.part, j] * block
+                if t == 0:
+                    coming.total += sums[d]
+        if moving is not None:
+            moving.test()
+        coming.hand_over(t, sums)
+    return seen, coming.finish()
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -58,7 +50,7 @@ def test_what_is_needed_arrives_and_sums_come_home(seed: int, comm: Any) -> None
     ring = Ring(mesh.world, places(mesh, ("s",)), mesh.rank, ways, needed)
     weights = rng.standard_normal((p, p))
     with counter.counting() as sent:
-        seen, total = travel(ring, sizes, needed, weights)
+        seen, total = travel(ring, sizes, needed, weights, overlap=seed % 2 == 0)
     wanted = {j for j in range(p) if needed[mesh.rank][j]}
     right = set(seen) == wanted and all((a == j + 1).all() and a.size == sizes[j] for j, a in seen.items())
     collective_assert(mesh.world, right, f"saw {seen}, needs {wanted}")
