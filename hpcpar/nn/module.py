@@ -16,6 +16,7 @@ Self = TypeVar("Self", bound="Module")
 Parameters = Union["Module", Iterable[Parameter], Iterable[tuple[str, Parameter]]]
 
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
+_OWN = ("layout", "out", "training", "full_name", "forward")
 
 
 class Module:
@@ -120,6 +121,8 @@ class Module:
         """Enter a value in one registry, for walks over the tree, and as an attribute, for quick access."""
         if not name or "." in name:
             raise KeyError(f"a parameter, buffer or module has a name without dots, got {name!r}")
+        if name in _OWN and value is not None:
+            raise KeyError(f"{name!r} is an attribute of every module (see Module); a part of it needs another name")
         for other in _REGISTRIES:
             if self.__dict__[other] is not registry:
                 self.__dict__[other].pop(name, None)

@@ -240,6 +240,8 @@ def test_mistakes_in_building_a_tree_are_named(mesh):
         module.wieght  # noqa: B018
     with pytest.raises(KeyError, match="without dots"):
         module.add_module("a.b", nn.Identity())
+    with pytest.raises(KeyError, match="'out' is an attribute of every module"):
+        module.out = nn.Identity()
     with pytest.raises(TypeError, match="not a Tensor"):
         module.register_buffer("b", np.ones(2))
     with pytest.raises(ValueError, match="Linear: in_dims"):

@@ -1,6 +1,6 @@
 """Random products, attention and what stands beside it, with random meshes and layouts, against torch on one process.
 
-``HPCPAR_CASES`` sets how many cases there are in all (160 by default), ``HPCPAR_SEED`` where they start. Any number
+``HPCPAR_CASES`` sets how many cases there are in all (120 by default), ``HPCPAR_SEED`` where they start. Any number
 outside of a test run, with a table at the end: ``mpiexec -n 4 hpcpar check --cases 4000 --only attention einsum``.
 """
 
@@ -14,14 +14,10 @@ from hpcpar.testing.cases import Array, Case, L, Layout  # noqa: F401 - what is 
 from hpcpar.testing.spatial_cases import draw_case, run_spatial_cases
 from hpcpar.testing.spatial_draws import TRANSFORMERS
 
-CASES = int(os.environ.get("HPCPAR_CASES", "160"))
+CASES = int(os.environ.get("HPCPAR_CASES", "120"))
 SEED = int(os.environ.get("HPCPAR_SEED", "0"))
 RANKS = MPI.COMM_WORLD.Get_size()
 WEIGHTS = sum(f.weight for f in TRANSFORMERS.values())
-
-LEAST_SERVED = {"einsum": 0.6, "matmul": 0.7, "linear": 0.6}
-"""Products are drawn with axes that split their operands differently, which not every layout of a result can settle."""
-
 
 @pytest.mark.watchdog(600)
 @pytest.mark.parametrize("family", TRANSFORMERS)
@@ -34,8 +30,7 @@ def test_every_case_equals_one_process(family):
     served = tally.total("pass")
     asked = served + tally.total("refused")
     assert asked >= 0.9 * count, f"the oracle takes only {asked} of {count} cases"
-    least = LEAST_SERVED.get(family, 0.85)
-    assert served >= least * asked, f"{asked - served} of {asked} refused: {tally.refusals}"
+    assert served >= 0.85 * asked, f"{asked - served} of {asked} refused: {tally.refusals}"
 
 
 @pytest.mark.parametrize("family", TRANSFORMERS)
