@@ -332,3 +332,26 @@ def test_shapes_that_do_not_fit_are_refused(implementation):
         kernels.attention_forward(a, a, a, 1.0, Visible(q_documents=np.zeros((2, 3), int)))
     with pytest.raises(ValueError, match=r"k_positions has shape \(4,\), expected \(3,\)"):
         kernels.attention_forward(a, a, a, 1.0, Visible(k_positions=np.arange(4)))
+
+
+@pytest.mark.parametrize("compute_dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.filterwarnings("ignore::hpcpar.kernels.KernelWarning")
+def test_operands_in_two_bytes_round_and_sums_do_not(implementation, rng, compute_dtype, grouped):
+    missing = kernels.compute_missing(compute_dtype)
+    if missing:
+        pytest.skip(missing)
+    q, k, v = (rng.standard_normal((2, h, 150, 32)).astype(np.float32) for h in (4, *(2 if grouped else 4,) * 2))
+    visible, g = Visible(causal=True), rng.standard_normal((2, 4, 150, 32)).astype(np.float32)
+    found = {}
+    for dtype in ("float32", compute_dtype):
+        out, lse = kernels.attention_forward(q, k, v, 0.2, visible, compute_dtype=dtype)
+        assert out.dtype == lse.dtype == np.float32
+        gradients = kernels.attention_backward(g, q, k, v, out, lse, 0.2, visible, compute_dtype=dtype)
+        found[dtype] = out, lse, *gradients
+    part = kernels.ROUNDINGS[compute_dtype]
+    for exact, near in zip(found["float32"], found[compute_dtype], strict=True):
+        error = np.abs(near - exact).max() / np.abs(exact).max()
+        assert part / 50 < error < 6 * part
+    with pytest.raises(ValueError, match="takes float32 arrays, got float64"):
+        kernels.attention_forward(*(a.astype(np.float64) for a in (q, k, v)), 0.2, visible, compute_dtype=compute_dtype)

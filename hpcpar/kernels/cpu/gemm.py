@@ -10,15 +10,21 @@ import numpy as np
 
 from .. import registry
 from ..arrays import Array
+from ..precision import rounded
 
 _NORMAL, _TURNED = b"N", b"T"
 
 
-def multiply(a: Array, b: Array, out: Array, alpha: float = 1.0, add: bool = False) -> None:
+def multiply(a: Array, b: Array, out: Array, alpha: float = 1.0, add: bool = False,
+             compute_dtype: str = "float32") -> None:
     """``out = alpha * a @ b``, or ``out += ...`` with ``add``, over the last two dims of dense or strided arrays.
 
-    The rows of ``out`` are contiguous. Not for arrays without elements.
+    The rows of ``out`` are contiguous. Not for arrays without elements. A narrower `compute_dtype` is oneDNN's, which
+    the caller has made sure of.
     """
+    if compute_dtype != "float32":
+        _narrow(a, b, out, alpha, add, compute_dtype)
+        return
     if out.ndim > 2 and prod(out.shape[:-2]) == 1:
         first = (0,) * (out.ndim - 2)
         a, b, out = a[first], b[first], out[first]
@@ -38,6 +44,22 @@ def multiply(a: Array, b: Array, out: Array, alpha: float = 1.0, add: bool = Fal
     np.matmul(a, b, out=out)
     if alpha != 1:
         out *= out.dtype.type(alpha)
+
+
+def _narrow(a: Array, b: Array, out: Array, alpha: float, add: bool, compute_dtype: str) -> None:
+    from .onednn.matmul import matmul
+
+    pair = (x if x.ndim < 4 else x.reshape(prod(x.shape[:-2]), *x.shape[-2:]) for x in (a, b))
+    part = matmul(*pair, compute_dtype)
+    if part is NotImplemented:
+        part = np.matmul(rounded(a, compute_dtype), rounded(b, compute_dtype))
+    part = part.reshape(out.shape)
+    if alpha != 1:
+        part *= out.dtype.type(alpha)
+    if add:
+        out += part
+    else:
+        out[...] = part
 
 
 def _panel(a: Array) -> tuple[bytes, int, int] | None:

@@ -12,7 +12,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from .. import registry
 from ..arrays import Array, array_module
+from ..precision import check_compute, rounded
 from ..visible import ALL, NONE, AttentionDropout, Sight, Visible
 
 BLOCK = (256, 256)  # queries and keys
@@ -20,7 +22,8 @@ BUDGET = 1 << 21    # scores at once
 
 
 def attention_forward(query: Array, key: Array, value: Array, scale: float, visible: Visible,
-                      dropout: AttentionDropout | None = None) -> tuple[Array, Array]:
+                      dropout: AttentionDropout | None = None, compute_dtype: str = "float32",
+                      ) -> tuple[Array, Array]:
     """``softmax(query @ key.T * scale) @ value`` over the keys that each query may see.
 
     Parameters
@@ -32,6 +35,9 @@ def attention_forward(query: Array, key: Array, value: Array, scale: float, visi
     visible : Visible
     dropout : AttentionDropout, optional
         Of the weights, after the softmax.
+    compute_dtype : {"float32", "bfloat16", "float16"}
+        In which the operands of both products, float32, are multiplied; softmax and sums are float32. Other arrays are
+        multiplied by "float32", which leaves them as they are.
 
     Returns
     -------
@@ -44,8 +50,11 @@ def attention_forward(query: Array, key: Array, value: Array, scale: float, visi
     Raises
     ------
     ValueError
-        If shapes do not fit together.
+        If shapes do not fit together, or arrays other than float32 are to be rounded.
+    RuntimeError
+        Where the processor does not multiply in that dtype.
     """
+    _allow(compute_dtype, query, key)
     xp, work = array_module(query), work_dtype(query)
     n, h, length, _ = query.shape
     shape = check(query, key, value)
@@ -58,14 +67,14 @@ def attention_forward(query: Array, key: Array, value: Array, scale: float, visi
         for i, rows in enumerate(sight.rows):
             size = rows.stop - rows.start
             grid = (count, g, h // g * size)
-            q = _grouped(query, samples, rows, g, work) * work.type(scale)
+            q = _grouped(query, samples, rows, g, work)
             top = xp.full(grid, -np.inf, work)
             total, summed = xp.zeros(grid, work), xp.zeros((*grid, width), work)
             for j, keys in enumerate(sight.keys):
                 state = sight.state(samples, i, j)
                 if state == NONE:
                     continue
-                scores = _scores(q, key, sight, samples, rows, keys, state)
+                scores = _scores(q, key, scale, sight, samples, rows, keys, state, compute_dtype)
                 highest = np.maximum(top, scores.max(axis=-1))
                 # nothing seen yet: subtracting zero keeps the weights 0, where -inf - -inf were NaN
                 safe = xp.where(highest == -np.inf, work.type(0), highest)
@@ -74,7 +83,8 @@ def attention_forward(query: Array, key: Array, value: Array, scale: float, visi
                 total = total * shrink + weights.sum(axis=-1)
                 if dropout is not None:
                     weights *= _kept(dropout, sight, samples, rows, keys, weights)
-                summed = summed * shrink[..., None] + weights @ value[samples, :, keys].astype(work, copy=False)
+                v = value[samples, :, keys].astype(work, copy=False)
+                summed = summed * shrink[..., None] + _product(weights, v, compute_dtype)
                 top = highest
             safe = xp.where(top == -np.inf, work.type(0), top)
             seen = xp.where(total == 0, work.type(1), total)
@@ -109,14 +119,14 @@ def attention_merge(out_a: Array, lse_a: Array, out_b: Array, lse_b: Array) -> t
 
 def attention_backward(g: Array, query: Array, key: Array, value: Array, out: Array, lse: Array, scale: float,
                        visible: Visible, dropout: AttentionDropout | None = None, mask_gradient: bool = False,
-                       ) -> tuple[Array, ...]:
+                       compute_dtype: str = "float32") -> tuple[Array, ...]:
     """Gradients of `attention_forward`.
 
     Parameters
     ----------
     g : array (N, H, L, V)
         Gradient of ``out``.
-    query, key, value, scale, visible, dropout
+    query, key, value, scale, visible, dropout, compute_dtype
         As given to `attention_forward`.
     out, lse : arrays
         What it returned, over all keys: where keys come in several sets, after merging. The call then gives the part
@@ -131,6 +141,7 @@ def attention_backward(g: Array, query: Array, key: Array, value: Array, out: Ar
     dmask : array of the mask's shape
         Only with ``mask_gradient``.
     """
+    _allow(compute_dtype, query, key)
     xp, work = array_module(query), work_dtype(query)
     shape = check(query, key, value)
     n, h, length, width = g.shape
@@ -144,7 +155,7 @@ def attention_backward(g: Array, query: Array, key: Array, value: Array, out: Ar
         for i, rows in enumerate(sight.rows):
             size = rows.stop - rows.start
             grid = (count, groups, per_key * size)
-            q = _grouped(query, samples, rows, groups, work) * work.type(scale)
+            q = _grouped(query, samples, rows, groups, work)
             up, result = (_grouped(a, samples, rows, groups, work) for a in (g, out))
             delta = (up * result).sum(axis=-1, keepdims=True)
             sums = lse[samples, :, rows].reshape(*grid, 1)
@@ -154,16 +165,18 @@ def attention_backward(g: Array, query: Array, key: Array, value: Array, out: Ar
                 if state == NONE:
                     continue
                 k, v = (a[samples, :, keys].astype(work, copy=False) for a in (key, value))
-                weights = np.exp(_scores(q, key, sight, samples, rows, keys, state) - sums)
-                slope = up @ v.swapaxes(2, 3)
+                scores = _scores(q, key, scale, sight, samples, rows, keys, state, compute_dtype)
+                weights = np.exp(scores - sums)
+                slope = _product(up, v.swapaxes(2, 3), compute_dtype)
                 used = weights
                 if dropout is not None:
                     kept = _kept(dropout, sight, samples, rows, keys, weights) * work.type(dropout.factor)
                     used, slope = weights * kept, slope * kept
-                dv[samples, :, keys] += used.swapaxes(2, 3) @ up
+                dv[samples, :, keys] += _product(used.swapaxes(2, 3), up, compute_dtype)
                 slope = weights * (slope - delta)
-                dk[samples, :, keys] += slope.swapaxes(2, 3) @ q
-                dq[samples, :, rows] += (slope @ k).reshape(count, h, size, q.shape[3]) * work.type(scale)
+                dk[samples, :, keys] += _product(slope.swapaxes(2, 3), q, compute_dtype) * work.type(scale)
+                part = _product(slope, k, compute_dtype) * work.type(scale)
+                dq[samples, :, rows] += part.reshape(count, h, size, q.shape[3])
                 if mask_gradient:
                     _add_broadcast(dmask, slope.reshape(count, h, size, k.shape[2]), samples, rows, keys)
     gradients = tuple(a.astype(query.dtype, copy=False) for a in (dq, dk, dv))
@@ -208,9 +221,23 @@ def _grouped(a: Array, samples: slice, rows: slice, groups: int, dtype: np.dtype
     return part.reshape(n, groups, h // groups * size if groups else 0, e)
 
 
-def _scores(q: Array, key: Array, sight: Sight, samples: slice, rows: slice, keys: slice, state: int) -> Array:
+def _allow(compute_dtype: str, first: Array, second: Array) -> None:
+    """Raise where products are not made in a dtype; say so where they are made by rounding and float32."""
+    check_compute(compute_dtype, first, second)
+    if compute_dtype != "float32" and first.size and second.size:
+        registry.notice(f"attention in {compute_dtype} has no kernel here; its rounded operands are multiplied in "
+                        f"float32")
+
+
+def _product(a: Array, b: Array, compute_dtype: str) -> Array:
+    return rounded(a, compute_dtype) @ rounded(b, compute_dtype)
+
+
+def _scores(q: Array, key: Array, scale: float, sight: Sight, samples: slice, rows: slice, keys: slice, state: int,
+            compute_dtype: str) -> Array:
     """Scores (n, G, H / G * rows, keys) of a block, -inf where a key may not be seen."""
-    scores = q @ key[samples, :, keys].swapaxes(2, 3).astype(q.dtype, copy=False)
+    k = key[samples, :, keys].astype(q.dtype, copy=False)
+    scores = _product(q, k.swapaxes(2, 3), compute_dtype) * q.dtype.type(scale)
     if state == ALL:
         return scores
     allowed, added = sight.seen(samples, rows, keys, q)

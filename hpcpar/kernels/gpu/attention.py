@@ -7,14 +7,17 @@ lanes of a row take every LANES-th key, each with a running maximum and sum, whi
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ..arrays import Array, array_module
 from ..generic.attention import check, heads_in_memory
+from ..precision import check_compute
 from ..visible import NONE, AttentionDropout, Sight, Visible
 from .launch import launch, served
+from .matmul import matmul
 from .random import PHILOX
 
 BLOCK = (1024, 1024)  # queries and keys
@@ -114,7 +117,10 @@ __global__ void slopes(T* scores, T* slope, const T* lse, const T* delta, const 
 
 
 def attention_forward(query: Array, key: Array, value: Array, scale: float, visible: Visible,
-                      dropout: AttentionDropout | None = None) -> tuple[Array, Array]:
+                      dropout: AttentionDropout | None = None, compute_dtype: str = "float32",
+                      ) -> tuple[Array, Array]:
+    check_compute(compute_dtype, query, key)
+    product = partial(_product, compute_dtype=compute_dtype)
     shape = check(query, key, value)
     if not _served(dropout, query, key, value):
         return NotImplemented
@@ -129,20 +135,20 @@ def attention_forward(query: Array, key: Array, value: Array, scale: float, visi
         for i, rows in enumerate(sight.rows):
             size = rows.stop - rows.start
             lines, flat = h // groups * size, count * h * size
-            q = query[samples, :, rows].reshape(count, groups, lines, e) * dtype.type(scale)
+            q = query[samples, :, rows].reshape(count, groups, lines, e)
             top, total = xp.full(flat, -np.inf, dtype), xp.zeros(flat, dtype)
             shrink, summed = xp.empty(flat, dtype), xp.zeros((count, groups, lines, width), dtype)
             for j, keys in enumerate(sight.keys):
                 if sight.state(samples, i, j) == NONE:
                     continue
-                scores = xp.matmul(q, key[samples, :, keys].swapaxes(2, 3))
+                scores = product(q, key[samples, :, keys].swapaxes(2, 3)) * dtype.type(scale)
                 block = _Block(sight, samples, rows, keys, dropout, scores)
                 tops, totals = xp.empty(flat * LANES, dtype), xp.empty(flat * LANES, dtype)
                 launch(SOURCE, "restrict_rows", dtype, tops.size, scores, *block.sight, LANES, tops, totals)
                 launch(SOURCE, "merge_rows", dtype, flat, tops, totals, LANES, top, total, shrink)
                 launch(SOURCE, "weights", dtype, scores.size, scores, top, *block.sight[:3], *block.dropout)
                 summed *= shrink.reshape(count, groups, lines, 1)
-                summed += xp.matmul(scores, value[samples, :, keys])
+                summed += product(scores, value[samples, :, keys])
             hidden = total == 0
             summed /= xp.where(hidden, dtype.type(1), total).reshape(count, groups, lines, 1)
             out[samples, :, rows] = summed.reshape(count, h, size, width)
@@ -153,11 +159,13 @@ def attention_forward(query: Array, key: Array, value: Array, scale: float, visi
 
 def attention_backward(g: Array, query: Array, key: Array, value: Array, out: Array, lse: Array, scale: float,
                        visible: Visible, dropout: AttentionDropout | None = None, mask_gradient: bool = False,
-                       ) -> tuple[Array, ...]:
+                       compute_dtype: str = "float32") -> tuple[Array, ...]:
+    check_compute(compute_dtype, query, key)
+    product = partial(_product, compute_dtype=compute_dtype)
     shape = check(query, key, value)
     if not _served(dropout, query, key, value, g, out, lse) or mask_gradient:
         return NotImplemented
-    xp, dtype = array_module(query), query.dtype
+    dtype = query.dtype
     h, e, width, groups = query.shape[1], query.shape[3], value.shape[3], key.shape[1]
     dq, dk, dv = (heads_in_memory(a, *a.shape[1:], dtype, fill=0) for a in (query, key, value))
     sight = Sight(visible, shape, BLOCK)
@@ -166,7 +174,7 @@ def attention_backward(g: Array, query: Array, key: Array, value: Array, out: Ar
         for i, rows in enumerate(sight.rows):
             size = rows.stop - rows.start
             lead = count, groups, h // groups * size
-            q = query[samples, :, rows].reshape(*lead, e) * dtype.type(scale)
+            q = query[samples, :, rows].reshape(*lead, e)
             up, result = (a[samples, :, rows].reshape(*lead, width) for a in (g, out))
             delta = (up * result).sum(axis=3).reshape(count * h * size)
             sums = lse[samples, :, rows].reshape(count * h * size).copy()
@@ -174,13 +182,21 @@ def attention_backward(g: Array, query: Array, key: Array, value: Array, out: Ar
                 if sight.state(samples, i, j) == NONE:
                     continue
                 k, v = key[samples, :, keys], value[samples, :, keys]
-                scores, slope = xp.matmul(q, k.swapaxes(2, 3)), xp.matmul(up, v.swapaxes(2, 3))
+                scores = product(q, k.swapaxes(2, 3)) * dtype.type(scale)
+                slope = product(up, v.swapaxes(2, 3))
                 block = _Block(sight, samples, rows, keys, dropout, scores)
                 launch(SOURCE, "slopes", dtype, scores.size, scores, slope, sums, delta, *block.sight, *block.dropout)
-                dv[samples, :, keys] += xp.matmul(scores.swapaxes(2, 3), up)
-                dk[samples, :, keys] += xp.matmul(slope.swapaxes(2, 3), q)
-                dq[samples, :, rows] += xp.matmul(slope, k).reshape(count, h, size, e) * dtype.type(scale)
+                dv[samples, :, keys] += product(scores.swapaxes(2, 3), up)
+                dk[samples, :, keys] += product(slope.swapaxes(2, 3), q) * dtype.type(scale)
+                dq[samples, :, rows] += product(slope, k).reshape(count, h, size, e) * dtype.type(scale)
     return dq, dk, dv
+
+
+def _product(a: Array, b: Array, compute_dtype: str) -> Array:
+    if compute_dtype == "float32":
+        return array_module(a).matmul(a, b)
+    pairs = (x.reshape(math.prod(x.shape[:2]), *x.shape[2:]) for x in (a, b))
+    return matmul(*pairs, compute_dtype).reshape(*a.shape[:-1], b.shape[-1])
 
 
 class _Block:

@@ -229,8 +229,9 @@ def _heads(shape: Shape, dtype: Any) -> Array:
 
 
 def attention_forward(
-    query: Array, key: Array, value: Array, scale: float, visible: Any, dropout: Any = None
-) -> tuple[Array, Array]:
+    query: Array, key: Array, value: Array, scale: float, visible: Any, dropout: Any = None,
+    compute_dtype: str = "float32",
+) -> tuple[Array, Array]:  # fmt: skip
     check_attention(query, key, value)
     shape = (*query.shape[:3], value.shape[3])
     return _heads(shape, query.dtype), empty(shape[:3], work_dtype(query))
@@ -242,7 +243,7 @@ def attention_merge(out_a: Array, lse_a: Array, out_b: Array, lse_b: Array) -> t
 
 def attention_backward(
     g: Array, query: Array, key: Array, value: Array, out: Array, lse: Array, scale: float, visible: Any,
-    dropout: Any = None, mask_gradient: bool = False,
+    dropout: Any = None, mask_gradient: bool = False, compute_dtype: str = "float32",
 ) -> tuple[Array, ...]:  # fmt: skip
     gradients = tuple(_heads(a.shape, a.dtype) for a in (query, key, value))
     return (*gradients, empty(visible.mask.shape, work_dtype(query))) if mask_gradient else gradients

@@ -11,11 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from ...arrays import Array
 from ...generic.attention import check, heads_in_memory
+from ...precision import check_compute
 from ...visible import ALL, NONE, AttentionDropout, Sight, Visible
 from ..gemm import multiply
 from .functions import exp2_row, exponential2, largest
@@ -138,15 +140,17 @@ def _merge(out_a, lse_a, out_b, lse_b):
 
 
 def attention_forward(query: Array, key: Array, value: Array, scale: float, visible: Visible,
-                      dropout: AttentionDropout | None = None) -> tuple[Array, Array]:
+                      dropout: AttentionDropout | None = None, compute_dtype: str = "float32",
+                      ) -> tuple[Array, Array]:
     shape = check(query, key, value)
+    check_compute(compute_dtype, query, key)
     if not _served(query, key, value):
         return NotImplemented
     n, h, length, _ = shape
     e, width = query.shape[3], value.shape[3]
     out = heads_in_memory(query, h, length, width, query.dtype)
     lse = np.empty((n, h, length), query.dtype)
-    room = _Room(query.dtype)
+    room, product = _Room(query.dtype), partial(multiply, compute_dtype=compute_dtype)
     for part in _parts(visible, shape, key.shape[1]):
         k, v = (room.copy(name, part.of_keys(a)) for name, a in (("k", key), ("v", value)))
         for tile in part.tiles:
@@ -156,13 +160,13 @@ def attention_forward(query: Array, key: Array, value: Array, scale: float, visi
             top, total, sums = room("top", (flat,)), room("total", (flat,)), room("lse", (flat,))
             for i, block in enumerate(tile.blocks):
                 scores = room("scores", (*lead, block.size))
-                multiply(q, k[:, :, block.keys].swapaxes(2, 3), scores, scale * LOG2E)
+                product(q, k[:, :, block.keys].swapaxes(2, 3), scores, scale * LOG2E)
                 low, high = tile.restrict(scores, block)
                 weights = scores.reshape(flat, block.size)
                 _running(weights, low, high, top, total, summed.reshape(flat, width), i == 0)
                 if dropout is not None:
                     _drop(weights, tile.kept(dropout, block), dropout.factor)
-                multiply(scores, v[:, :, block.keys], summed, add=i > 0)
+                product(scores, v[:, :, block.keys], summed, add=i > 0)
             if not tile.blocks:
                 summed[...], top[...], total[...] = 0, -np.inf, 0
             _finish(summed.reshape(flat, width), top, total, sums)
@@ -180,13 +184,14 @@ def attention_merge(out_a: Array, lse_a: Array, out_b: Array, lse_b: Array) -> t
 
 def attention_backward(g: Array, query: Array, key: Array, value: Array, out: Array, lse: Array, scale: float,
                        visible: Visible, dropout: AttentionDropout | None = None, mask_gradient: bool = False,
-                       ) -> tuple[Array, ...]:
+                       compute_dtype: str = "float32") -> tuple[Array, ...]:
     shape = check(query, key, value)
+    check_compute(compute_dtype, query, key)
     if not _served(query, key, value, g, out, lse) or mask_gradient:
         return NotImplemented
     e, width, dtype = query.shape[3], value.shape[3], query.dtype
     dq, dk, dv = (heads_in_memory(a, *a.shape[1:], dtype) for a in (query, key, value))
-    room = _Room(dtype)
+    room, product = _Room(dtype), partial(multiply, compute_dtype=compute_dtype)
     for part in _parts(visible, shape, key.shape[1]):
         k, v = (room.copy(name, part.of_keys(a)) for name, a in (("k", key), ("v", value)))
         part_k, part_v = room.zeros("dk", k.shape), room.zeros("dv", v.shape)
@@ -200,8 +205,8 @@ def attention_backward(g: Array, query: Array, key: Array, value: Array, out: Ar
             for i, block in enumerate(tile.blocks):
                 scores, slope = (room(name, (*lead, block.size)) for name in ("scores", "slope"))
                 keys = slice(None), slice(None), block.keys
-                multiply(q, k[keys].swapaxes(2, 3), scores, scale * LOG2E)
-                multiply(up, v[keys].swapaxes(2, 3), slope)
+                product(q, k[keys].swapaxes(2, 3), scores, scale * LOG2E)
+                product(up, v[keys].swapaxes(2, 3), slope)
                 low, high = tile.restrict(scores, block)
                 weights, slopes = (a.reshape(flat, block.size) for a in (scores, slope))
                 kept = None if dropout is None else tile.kept(dropout, block)
@@ -210,9 +215,9 @@ def attention_backward(g: Array, query: Array, key: Array, value: Array, out: Ar
                 _slopes(weights, slopes, low, high, sums, delta)
                 if kept is not None:
                     _drop(weights, kept, dropout.factor)
-                multiply(scores.swapaxes(2, 3), up, part_v[keys], add=True)
-                multiply(slope.swapaxes(2, 3), q, part_k[keys], scale, add=True)
-                multiply(slope, k[keys], part_q, scale, add=i > 0)
+                product(scores.swapaxes(2, 3), up, part_v[keys], add=True)
+                product(slope.swapaxes(2, 3), q, part_k[keys], scale, add=True)
+                product(slope, k[keys], part_q, scale, add=i > 0)
             if not tile.blocks:
                 part_q[...] = 0
             put(tile.of(dq), part_q)
