@@ -61,9 +61,7 @@ class Embedding(Module):
         """Fill the table: normal numbers, zeros in the row of the padding index."""
         init.normal_(weight)
         if self.padding_idx is not None:
-            first, end = weight.sig.box[0]
-            if first <= self.padding_idx < end:
-                weight.shard[self.padding_idx - first] = 0
+            init.zero_row_(weight, self.padding_idx)
 
     def forward(self, input: Tensor) -> Tensor:
         return F.embedding(input, self.weight, self.padding_idx, out=self.out)

@@ -7,10 +7,11 @@ shape.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from math import prod, sqrt
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -23,21 +24,59 @@ from hpcpar.tensors import Parameter, Tensor
 
 Initializer = Callable[[Tensor], Any]
 
-_skipping = False
+Step = Callable[[Tensor], Any]
+
+_waiting: MutableMapping[Tensor, list[Step]] | None = None
+
+
+@contextmanager
+def deferred() -> Iterator[None]:
+    """Draw initial values at the end of the block, when parameters lie where they are to lie.
+
+    Memory that nobody writes to is not there, so a rank needs and draws only the blocks that a plan gives it inside the
+    block. The values are those that it would have had. Nothing is drawn where the block raises.
+
+    Examples
+    --------
+    >>> with mesh, nn.init.deferred():
+    ...     model = models.llama()
+    ...     models.place(model, mesh, spread)
+    """
+    with _postponed() as waiting:
+        yield
+    for tensor, steps in list(waiting.items()):
+        for step in steps:
+            step(tensor)
 
 
 @contextmanager
 def skipped() -> Iterator[None]:
-    """Leave new parameters as the memory has them, inside the block: they will be loaded.
-
-    Memory that nobody writes to is not there: a rank then needs only the blocks that it is given later.
-    """
-    global _skipping
-    before, _skipping = _skipping, True
-    try:
+    """Leave new parameters as the memory has them, inside the block: they will be loaded."""
+    with _postponed():
         yield
+
+
+@contextmanager
+def _postponed() -> Iterator[MutableMapping[Tensor, list[Step]]]:
+    global _waiting
+    before, _waiting = _waiting, WeakKeyDictionary()
+    try:
+        yield _waiting
     finally:
-        _skipping = before
+        _waiting = before
+
+
+def _now_or_later(tensor: Tensor, step: Step, whole: bool = True) -> Tensor:
+    """Take a step towards the initial values; one that fills the `whole` tensor makes those before it needless."""
+    if tensor.sig.partial:
+        raise ValueError(f"a partial tensor cannot be initialised: {tensor!r}")
+    if _waiting is None:
+        step(tensor)
+    elif whole:
+        _waiting[tensor] = [step]
+    else:
+        _waiting.setdefault(tensor, []).append(step)
+    return tensor
 
 
 def parameter(
@@ -75,18 +114,14 @@ def parameter(
 
 def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0) -> Tensor:
     """Fill with uniform numbers in [a, b)."""
-    if _skipping:
-        return tensor
-    u = kernels.random_uniform(*_draw(tensor), dtype=np.float64, like=tensor.shard)
-    return _set(tensor, u * (b - a) + a)
+    draw = _drawing(kernels.random_uniform)
+    return _now_or_later(tensor, lambda t: _set(t, draw(t) * (b - a) + a))
 
 
 def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
     """Fill with normal numbers."""
-    if _skipping:
-        return tensor
-    z = kernels.random_normal(*_draw(tensor), dtype=np.float64, like=tensor.shard)
-    return _set(tensor, z * std + mean)
+    draw = _drawing(kernels.random_normal)
+    return _now_or_later(tensor, lambda t: _set(t, draw(t) * std + mean))
 
 
 def trunc_normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0) -> Tensor:
@@ -96,11 +131,14 @@ def trunc_normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, a: float 
     """
     if not a < b:
         raise ValueError(f"trunc_normal_: the interval [{a}, {b}] is empty")
-    if _skipping:
-        return tensor
     # beyond 9 standard deviations the distribution function is 0 or 1 in float64
     lo, hi = (min(max((end - mean) / std, -9.0), 9.0) for end in (a, b))
-    u = kernels.random_uniform(*_draw(tensor), dtype=np.float64, like=tensor.shard)
+    draw = _drawing(kernels.random_uniform)
+    return _now_or_later(tensor, lambda t: _set(t, _truncated(draw(t), lo, hi) * std + mean))
+
+
+def _truncated(u: Any, lo: float, hi: float) -> Any:
+    """Standard normal numbers in [lo, hi] from uniform ones."""
     below = kernels.erf(np.array([lo, hi]) / sqrt(2.0))
     wanted = below[0] + u * (below[1] - below[0])
     left, right = np.full_like(u, lo), np.full_like(u, hi)
@@ -108,22 +146,34 @@ def trunc_normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, a: float 
         middle = 0.5 * (left + right)
         high = kernels.erf(middle / sqrt(2.0)) >= wanted
         right, left = np.where(high, middle, right), np.where(high, left, middle)
-    return _set(tensor, 0.5 * (left + right) * std + mean)
+    return 0.5 * (left + right)
 
 
 def constant_(tensor: Tensor, value: float) -> Tensor:
     """Fill with one number."""
-    return _set(tensor, value)
+    return _now_or_later(tensor, lambda t: _set(t, value))
+
+
+def zero_row_(tensor: Tensor, row: int) -> Tensor:
+    """Set one row, of all ranks' rows, to zeros, and leave the others as they are."""
+
+    def step(t: Tensor) -> None:
+        first, end = t.sig.box[0]
+        if first <= row < end:
+            t.shard[row - first] = 0
+            t.changed()
+
+    return _now_or_later(tensor, step, whole=False)
 
 
 def zeros_(tensor: Tensor) -> Tensor:
     """Fill with 0."""
-    return _set(tensor, 0)
+    return constant_(tensor, 0)
 
 
 def ones_(tensor: Tensor) -> Tensor:
     """Fill with 1."""
-    return _set(tensor, 1)
+    return constant_(tensor, 1)
 
 
 def fans(tensor: Tensor) -> tuple[int, int]:
@@ -197,14 +247,12 @@ def _positive(fan: int) -> int:
     return max(fan, 1)  # an empty weight has nothing to fill
 
 
-def _draw(tensor: Tensor) -> tuple[Any, ...]:
-    if tensor.sig.partial:
-        raise ValueError(f"a partial tensor cannot be initialised: {tensor!r}")
-    return random.seed(), random.next_stream(), tensor.shape, tensor.sig.box
+def _drawing(kernel: Callable[..., Any]) -> Callable[[Tensor], Any]:
+    """Take the next stream, and return the function that draws this rank's block of a tensor from it, in float64."""
+    seed, stream = random.seed(), random.next_stream()
+    return lambda t: kernel(seed, stream, t.shape, t.sig.box, dtype=np.float64, like=t.shard)
 
 
-def _set(tensor: Tensor, value: Any) -> Tensor:
-    if not _skipping:
-        tensor.shard[...] = value
-        tensor.changed()
-    return tensor
+def _set(tensor: Tensor, value: Any) -> None:
+    tensor.shard[...] = value
+    tensor.changed()

@@ -8,6 +8,7 @@ import pytest
 import hpcpar as hp
 from hpcpar import Layout, nn
 from hpcpar.nn import init
+from hpcpar.testing import shared_mesh
 
 FILLS = [
     init.uniform_,
@@ -127,3 +128,28 @@ def test_gains_are_those_of_torch():
     assert init.calculate_gain("leaky_relu", 0.3) == torch.nn.init.calculate_gain("leaky_relu", 0.3)
     with pytest.raises(ValueError, match="no gain for 'maxout'"):
         init.calculate_gain("maxout")
+
+
+def test_values_drawn_later_by_block_are_those_drawn_at_once() -> None:
+    mesh = shared_mesh(a=hp.current_mesh().size)
+
+    def make() -> nn.Module:
+        hp.manual_seed(4)
+        model = nn.Sequential(nn.Embedding(7, 4, padding_idx=3), nn.Linear(4, 9), nn.LayerNorm(9), nn.Linear(9, 5))
+        nn.init.trunc_normal_(model[1].weight, std=0.3)
+        nn.init.xavier_uniform_(model[3].weight)
+        nn.init.constant_(model[3].bias, 0.25)
+        return model
+
+    with mesh:
+        at_once = make().state_dict(numpy=True)
+        with nn.init.deferred():
+            later = make()
+            hp.parallelize(later, {"0": hp.Row("a"), "1": hp.Column("a"), "3": hp.Row("a")})
+        assert later[1].weight.shard.shape == later[1].weight.sig.local_shape
+        for name, value in later.state_dict(numpy=True).items():
+            assert np.array_equal(value, at_once[name]), name
+        with nn.init.skipped():
+            shapes = {name: p.shape for name, p in make().named_parameters()}
+        assert shapes["1.weight"] == (9, 4)
+        assert all(np.array_equal(v, at_once[n]) for n, v in make().state_dict(numpy=True).items()), "as before again"
