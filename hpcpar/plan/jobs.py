@@ -46,8 +46,10 @@ def task_of(job: Job, sample: Sequence[int]) -> Task:
         Shape of one input sample.
     """
     every = VirtualMesh(dict.fromkeys(job.mesh, 1))
+    outline = make_task(job).outline(sample)
     return replace(
-        make_task(job).outline(sample),
+        outline,
+        model=lambda: build.recomputed(job, outline.model()),
         spread=build.make_spread(job, every),
         optimizer=lambda model: build.make_optimizer(job, model, 1),
         clip=job.optim.clip,

@@ -35,6 +35,17 @@ def make_spread(job: Job, mesh: Mesh) -> Spread:
     ).on(mesh)
 
 
+def recomputed(job: Job, model: nn.Module) -> nn.Module:
+    """Mark what backward runs again, as ``run.recompute`` and ``run.recompute_ops`` say, and return the model."""
+    run = job.run
+    if run.recompute is not None or run.recompute_ops:
+        try:
+            nn.recompute(model, run.recompute or "", run.recompute_ops or None)
+        except ValueError as error:
+            raise ConfigError(f"run.{error}") from None
+    return model
+
+
 def require_compute(compute: str, mesh: Mesh) -> None:
     """Raise ConfigError on all ranks where one of them does not multiply as ``run.compute`` says. Collective."""
     if compute == "float32":

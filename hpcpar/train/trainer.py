@@ -90,7 +90,7 @@ class Trainer:
             dataset = self.train_batches.loader.dataset
             self.estimate = require_memory(self.mesh, job, dataset.shape(dataset.input))
             with nn.default_dtype(job.run.dtype):
-                self.model = self.task.make_model()
+                self.model = build.recomputed(job, self.task.make_model())
             self.decisions = place(self.model, self.mesh, self.spread)
         if job.run.device == "gpu":
             self.model.to(device="gpu")
