@@ -35,6 +35,7 @@ class ToHeads(nn.Module):
     """
 
     parallel_dims = {"column": {"weight": 0, "bias": 0}, "row": {"weight": 2}}
+    compute_dtype = "float32"
 
     def __init__(self, heads: int, head_dim: int, width: int, bias: bool, initializer: Initializer) -> None:
         super().__init__()
@@ -43,7 +44,7 @@ class ToHeads(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         rows = _ROWS[: x.ndim - 2]
-        y = F.einsum(f"{rows}sc,hec->{rows}hse", x, self.weight, out=self.out)
+        y = F.einsum(f"{rows}sc,hec->{rows}hse", x, self.weight, out=self.out, compute_dtype=self.compute_dtype)
         if self.bias is None:
             return y
         # added where it broadcasts as it lies: its gradient then stays partial until gradients are synchronised
@@ -65,6 +66,7 @@ class FromHeads(nn.Module):
     """
 
     parallel_dims = {"column": {"weight": 0, "bias": 0}, "row": {"weight": 1}}
+    compute_dtype = "float32"
 
     def __init__(self, heads: int, head_dim: int, width: int, bias: bool, initializer: Initializer) -> None:
         super().__init__()
@@ -73,7 +75,7 @@ class FromHeads(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         rows = _ROWS[: x.ndim - 3]
-        y = F.einsum(f"{rows}hse,che->{rows}sc", x, self.weight, out=self.out)
+        y = F.einsum(f"{rows}hse,che->{rows}sc", x, self.weight, out=self.out, compute_dtype=self.compute_dtype)
         return y if self.bias is None else y + self.bias
 
     def shown_shape(self, name: str) -> tuple[int, ...] | None:
@@ -94,7 +96,11 @@ class Attention(nn.Module):
         How a split of the tokens is served.
     order : {"natural", "zigzag"}
         The order in which tokens lie.
+    compute_dtype : {"float32", "bfloat16", "float16"}
+        In which queries, keys, weights and values are multiplied; see `nn.set_compute_dtype`.
     """
+
+    compute_dtype = "float32"
 
     def __init__(self, config: DecoderConfig, weights: Initializer, residual_weights: Initializer) -> None:
         super().__init__()
@@ -132,6 +138,7 @@ class Attention(nn.Module):
         mixed = F.scaled_dot_product_attention(
             q, k, v, dropout_p=self.dropout if self.training else 0.0, is_causal=True, enable_gqa=self.grouped,
             window=self.window, documents=documents, order=self.order, context=self.context,
+            compute_dtype=self.compute_dtype,
         )  # fmt: skip
         return self.o(mixed)
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from hpcpar import random as _random
+from hpcpar.kernels import COMPUTE_DTYPES
 from hpcpar.ops.attention_layouts import NAME
 from hpcpar.ops.context import CONTEXTS, attend
 from hpcpar.ops.core import as_tensor
@@ -35,6 +36,7 @@ def scaled_dot_product_attention(
     documents: Any = None,
     order: str = "natural",
     context: str = "auto",
+    compute_dtype: str = "float32",
 ) -> Tensor:
     """Return ``softmax(query @ key.T * scale + attn_mask) @ value``, as torch's function of this name.
 
@@ -66,6 +68,8 @@ def scaled_dot_product_attention(
         How the tokens of a split sequence lie; see `hpcpar.ops.context.zigzag`.
     context : {"auto", "ring", "all_to_all", "gather"}
         How a split of the tokens is served; see `hpcpar.ops.context`.
+    compute_dtype : {"float32", "bfloat16", "float16"}
+        In which the float32 operands of all products, forward and backward, are multiplied; see `functional.einsum`.
 
     Returns
     -------
@@ -91,10 +95,12 @@ def scaled_dot_product_attention(
             raise ValueError(f"{NAME}: documents are of samples; query of shape {query.shape} has none")
         result = scaled_dot_product_attention(
             *[unsqueeze(t, 0) for t in (query, key, value)], attn_mask, dropout_p, is_causal, scale, enable_gqa,
-            window=window, order=order, context=context,
+            window=window, order=order, context=context, compute_dtype=compute_dtype,
         )  # fmt: skip
         return result[0]
     _check_shapes(query, key, value, enable_gqa)
+    if compute_dtype not in COMPUTE_DTYPES:
+        raise ValueError(f"{NAME}: compute_dtype is one of {', '.join(COMPUTE_DTYPES)}, got {compute_dtype!r}")
     _check_arguments(query, attn_mask, dropout_p, is_causal, window, order, context)
     operands = [query, key, value]
     if documents is not None:
@@ -104,7 +110,7 @@ def scaled_dot_product_attention(
     dropout = (_random.seed(), _random.next_stream(), float(dropout_p)) if dropout_p else None
     numbers = Numbers(query.shape[-1] ** -0.5 if scale is None else float(scale), dropout)
     reach = None if window is None else (int(window[0]), int(window[1]))
-    sight = Sight(bool(is_causal), reach, 1, documents is not None, attn_mask is not None)
+    sight = Sight(bool(is_causal), reach, 1, documents is not None, attn_mask is not None, compute_dtype)
     return attend(operands, sight, numbers, order, context)
 
 

@@ -26,6 +26,8 @@ class Sight(NamedTuple):
         Among how many ranks the tokens are laid out in zigzag; 1 is the natural order.
     documents, mask : bool
         Whether there are such operands.
+    compute_dtype : str
+        In which operands are multiplied.
     """
 
     causal: bool = False
@@ -33,6 +35,7 @@ class Sight(NamedTuple):
     turns: int = 1
     documents: bool = False
     mask: bool = False
+    compute_dtype: str = "float32"
 
 
 class Numbers(NamedTuple):
@@ -147,7 +150,9 @@ class Attention(Op):
         query, key, value, documents, mask = plan.operands(arrays)
         visible = plan.visible(documents, mask)
         found = [
-            kernels.attention_forward(query[n], key[n], value[n], extra.scale, visible, dropout)
+            kernels.attention_forward(
+                query[n], key[n], value[n], extra.scale, visible, dropout, plan.sight.compute_dtype
+            )
             for n, dropout in plan.parts(extra)
         ]
         out, lse = (_joined(parts) for parts in zip(*found, strict=True))
@@ -160,13 +165,17 @@ class Attention(Op):
         visible, wanted, g = plan.visible(documents, mask), plan.sight.mask and needs[-1], plan.flat(g)
         found = [
             kernels.attention_backward(
-                g[n], query[n], key[n], value[n], out[n], lse[n], extra.scale, visible, dropout, wanted
-            )
+                g[n], query[n], key[n], value[n], out[n], lse[n], extra.scale, visible, dropout, wanted,
+                plan.sight.compute_dtype,
+            )  # fmt: skip
             for n, dropout in plan.parts(extra)
         ]
         dq, dk, dv = (_joined(parts) for parts in list(zip(*found, strict=True))[:3])
         dmask = sum(parts[3] for parts in found).astype(mask.dtype, copy=False) if wanted else None
         return plan.gradients(dq, dk, dv, dmask, len(needs))
+
+    def rounding(self, rule: Rule) -> float:
+        return kernels.ROUNDINGS[rule.plan.sight.compute_dtype]
 
     def flops(self, rule: Rule) -> int:
         """Of the pairs that causal and window leave; two products a pair."""

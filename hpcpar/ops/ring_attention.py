@@ -125,8 +125,6 @@ class Packed:
 class RingAttention(Attention):
     """Attention whose keys are split over the same ranks as its queries."""
 
-    name = "ring_attention"
-
     def rule(self, sigs: tuple[Signature, ...], sight: Sight) -> Rule:
         lay = attention_layouts(sigs, sight.documents, sight.mask)
         return Rule(lay.out, lay.moves, lay.grads, sigs, RingPlan(lay, sight))
@@ -216,7 +214,9 @@ class _Result:
         query, out, lse = self._query, self._out, self._lse
         for piece in _pieces(self._plan, self._numbers, query, key.shape[1], moving is not None and moving.busy):
             q, k, v, seen = query[piece.query], key[piece.key], value[piece.key], _visible_of(visible, piece)
-            found = kernels.attention_forward(q, k, v, self._numbers.scale, seen, piece.dropout)
+            found = kernels.attention_forward(
+                q, k, v, self._numbers.scale, seen, piece.dropout, self._plan.sight.compute_dtype
+            )
             if self._any:
                 found = kernels.attention_merge(out[piece.query], lse[piece.query], *found)
             out[piece.query], lse[piece.query] = found
@@ -252,7 +252,7 @@ class _Gradient:
             mine = [a[piece.query] for a in (self._g, self._query, self._out, self._lse)]
             dq, one, other, *dmask = kernels.attention_backward(
                 mine[0], mine[1], key[piece.key], value[piece.key], mine[2], mine[3], self._numbers.scale,
-                _visible_of(visible, piece), piece.dropout, self.dmask is not None,
+                _visible_of(visible, piece), piece.dropout, self.dmask is not None, self._plan.sight.compute_dtype,
             )  # fmt: skip
             self.dq[piece.query] += dq
             dk[piece.key] += one

@@ -144,3 +144,31 @@ def test_layers_are_set_by_name():
     with pytest.raises(ValueError, match="0: Conv1d multiplies in float32 or bfloat16, not in float16; name it in"):
         nn.set_compute_dtype(model, "float16")
     assert nn.set_compute_dtype(model, "float16", keep=("0",)) == ["1", "2"]
+
+
+def attention(comm, compute_dtype, context):
+    """Output and gradients of attention over split tokens, as whole arrays."""
+    rng = np.random.default_rng(10)
+    q, k, v, g = (rng.standard_normal((2, h, 50, 16)).astype(np.float32) for h in (4, 2, 2, 4))
+    axis = None if context is None else "sequence"
+    layout = Layout(None, None, axis)
+    with hp.Mesh(comm, sequence=comm.Get_size()) as mesh:
+        tensors = [hp.tensor(a, layout=layout, requires_grad=True) for a in (q, k, v)]
+        out = F.scaled_dot_product_attention(
+            *tensors, is_causal=True, enable_gqa=True, context=context or "auto", compute_dtype=compute_dtype)
+        (out * hp.tensor(g)).sum().backward()
+        found = [t.numpy() for t in (out, *[t.grad for t in tensors])]
+        assert len({a.tobytes() for a in mesh.world.gather_objects(found[0])}) == 1
+        return found
+
+
+@pytest.mark.parametrize("compute_dtype", [native(d) for d in NARROW])
+@pytest.mark.parametrize("context", ["ring", "gather"])
+def test_attention_in_two_bytes_is_the_same_where_tokens_are_split(comm, compute_dtype, context):
+    exact, whole, split = (attention(comm, *how) for how in (("float32", None), (compute_dtype, None),
+                                                            (compute_dtype, context)))
+    for full, want, got in zip(exact, whole, split, strict=True):
+        scale, part = np.abs(full).max(), kernels.ROUNDINGS[compute_dtype]
+        assert part / 100 < np.abs(want - full).max() / scale < 6 * part
+        # not more alike than that: weights are rounded when they are relative to the maximum of a block
+        assert np.abs(got - full).max() / scale < 6 * part
