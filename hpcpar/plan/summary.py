@@ -79,10 +79,16 @@ def summarize_bill(task: Task, bill: Bill) -> dict[str, Any]:
 
 
 def per_sample(task: Task, bill: Bill) -> dict[str, float]:
-    """Return the products of one sample, all of them and three times; for volumes those of convolutions, and memory."""
+    """Return the products of one sample, all of them and three times; for volumes those of convolutions, and memory.
+
+    Those of recomputation are told where there are any, and are in no other figure.
+    """
     samples = task.input[0]
     every = sum(line.flops for line in bill.lines) / samples
     found = {"gflop_forward": every / 1e9, "gflop": 3 * every / 1e9}
+    again = sum(line.repeated for line in bill.lines)
+    if again:
+        found["gflop_run_again"] = again / samples / 1e9
     if is_volume(task):
         forward = sum(line.flops for line in bill.lines if line.op in CONVOLUTIONS) / samples
         found["convolution_gflop_forward"] = forward / 1e9

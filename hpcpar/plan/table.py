@@ -68,6 +68,8 @@ def _moves(facts: dict[str, Any]) -> str:
 def _totals(facts: dict[str, Any]) -> str:
     sample = facts["per_sample"]
     lines = [f"parameters                          {facts['parameters']:,}"]
+    if "gflop_run_again" in sample:
+        lines.append(f"products, run again, a sample       {sample['gflop_run_again']:.5g} GFLOP")
     if "convolution_gflop" not in sample:
         return "\n".join([
             *lines,

@@ -16,6 +16,7 @@ from hpcpar.models.decoder import Decoder, llama
 from hpcpar.models.placement import place
 from hpcpar.parallel import GradientSync
 from hpcpar.plan.dry import Bill, Task, dry_run
+from hpcpar.plan.summary import summarize_bill
 from hpcpar.signature import signature
 from hpcpar.tensors import Tensor
 from hpcpar.transport import counter
@@ -124,6 +125,15 @@ def test_work_and_messages_of_second_runs_are_on_the_bill() -> None:
     forward = sum(t.bytes for line in blocks for t in line.forward.values())
     sent = [sum(tally.bytes for tally in bill.messages.values()) for bill in (plain, again)]
     assert sent[1] - sent[0] == pytest.approx(forward) and forward > 0
+
+
+@pytest.mark.serial
+def test_the_summary_tells_the_work_of_second_runs() -> None:
+    facts = {how: summarize_bill(task_of(how), bill_of(how, {"batch": 1})) for how in ("nothing", "blocks")}
+    sample = facts["blocks"]["per_sample"]
+    assert sample["gflop_forward"] == facts["nothing"]["per_sample"]["gflop_forward"]
+    assert "gflop_run_again" not in facts["nothing"]["per_sample"]
+    assert 0.8 * sample["gflop_forward"] < sample["gflop_run_again"] < sample["gflop_forward"], "all but the head"
 
 
 @pytest.mark.ranks(min=2)
