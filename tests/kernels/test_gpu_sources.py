@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hpcpar import kernels
-from hpcpar.kernels.generic import elementwise, embedding, norm, optimizer, pool, random, rotary, softmax
+from hpcpar.kernels.generic import elementwise, embedding, norm, optimizer, pool, random, rotary, rows, softmax
 from hpcpar.kernels.gpu import elementwise as gpu_elementwise
 from hpcpar.kernels.gpu import embedding as gpu_embedding
 from hpcpar.kernels.gpu import norm as gpu_norm
@@ -18,6 +18,7 @@ from hpcpar.kernels.gpu import optimizer as gpu_optimizer
 from hpcpar.kernels.gpu import pool as gpu_pool
 from hpcpar.kernels.gpu import random as gpu_random
 from hpcpar.kernels.gpu import rotary as gpu_rotary
+from hpcpar.kernels.gpu import rows as gpu_rows
 from hpcpar.kernels.gpu import softmax as gpu_softmax
 
 pytestmark = [pytest.mark.serial, pytest.mark.usefixtures("cuda_on_this_cpu"),
@@ -133,6 +134,23 @@ def test_tables(draw, dtype, rng):
                                   embedding.take_rows(table, index))
     g = rng.standard_normal((3, 20, 5)).astype(dtype)
     close(gpu_embedding.add_rows(g, index, 7), embedding.add_rows(g, index, 7), dtype, 4)
+
+
+@pytest.mark.parametrize("affine", [False, True])
+def test_norms_of_rows(dtype, rng, affine, monkeypatch):
+    monkeypatch.setattr(gpu_rows, "PARTS", 3)  # so that each part sums several rows
+    x, g = (np.asfortranarray(rng.standard_normal((7, 45)).astype(dtype) + shift) for shift in (3, 0))
+    weight, bias = (rng.standard_normal(45).astype(dtype) if affine else None for _ in range(2))
+    mean, m2 = rows.row_moments(x)
+    close(gpu_rows.row_moments(x), (mean, m2), np.float64)
+    close(gpu_rows.row_squares(x), rows.row_squares(x), np.float64)
+    inv = 1 / np.sqrt(m2 / 45)
+    close(gpu_rows.row_normalize(x, mean, inv, weight, bias), rows.row_normalize(x, mean, inv, weight, bias), dtype, 4)
+    for got, want in zip(gpu_rows.row_grad_sums(g, x, mean, inv, weight), rows.row_grad_sums(g, x, mean, inv, weight),
+                         strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5 if dtype == np.float32 else 1e-12, atol=1e-5)
+    arguments = (g, x, mean, inv, weight, mean * 0.1, mean * 0.2)
+    close(gpu_rows.row_grad_input(*arguments), rows.row_grad_input(*arguments), dtype, 8)
 
 
 def test_rotations(dtype, rng):
