@@ -59,7 +59,7 @@ class Checker:
         if rule.out.mesh.virtual:
             return
         value = inspect(f"result of operation {self.count}, {_name(op)}", out._data, out.sig)
-        if not op.passes_gradient:
+        if op.logged:
             self._record(_name(op), out._data, out.sig, value)
         if out.node is not None:
             moves = rule.moves or (None,) * len(tensors)
@@ -76,7 +76,8 @@ class Checker:
         op, rule = node.op, node.rule
         where = f"operation {note.number}, {op.name}"
         value = inspect(f"gradient of the result of {where}", gradient, rule.out.resolved)
-        self._record(f"gradient of {op.name}", gradient, rule.out.resolved, value)
+        if op.logged:
+            self._record(f"gradient of {op.name}", gradient, rule.out.resolved, value)
         for i, (grad, sig) in enumerate(zip(gradients, rule.grads, strict=True)):
             if grad is not None:
                 inspect(f"gradient of operand {i} of {where}", grad, sig)

@@ -40,13 +40,17 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from hpcpar.layout.layout import Layout
 from hpcpar.layout.sequence import zigzag
 from hpcpar.ops.attention_layouts import AttentionLayouts, attention_layouts
+from hpcpar.ops.core import Op, Rule
 from hpcpar.ops.local_attention import Numbers, Sight, local_attention
 from hpcpar.ops.repartition import repartition
 from hpcpar.ops.ring_attention import ring_attention, ring_routes
-from hpcpar.ops.shape import expand, permute, reshape, unsqueeze
+from hpcpar.ops.shape import Permute
+from hpcpar.signature import Signature
 from hpcpar.tensors import Tensor
 
 __all__ = ["CONTEXTS", "attend", "zigzag"]
@@ -118,7 +122,9 @@ def _by_heads(operands: Sequence[Tensor], lay: AttentionLayouts, sight: Sight, n
     whole = Layout(*lay.lead, heads)
     query, key, value, *rest = operands
     times = repeats(lay)
-    query, key, value = (_moved(t, whole) for t in (query, *[_repeated(t, times) for t in (key, value)]))
+    if times > 1:
+        key, value = (_repeat_heads((t,), (times,)) for t in (key, value))
+    query, key, value = (_moved(t, whole) for t in (query, key, value))
     if sight.documents:
         rest[0] = repartition(rest[0], Layout(lay.lead[0]))
     if sight.mask:
@@ -126,6 +132,36 @@ def _by_heads(operands: Sequence[Tensor], lay: AttentionLayouts, sight: Sight, n
         rest[-1] = repartition(rest[-1], Layout(lay.lead[0] if n > 1 else None, heads if h > 1 else None))
     out = local_attention((query, key, value, *rest), (sight,), numbers)
     return _moved(out, lay.out.layout)
+
+
+class _Turn(Permute):
+    """Dims in another order, on the way to a move."""
+
+    logged = False
+
+
+class _RepeatHeads(Op):
+    """(..., G, S, E) with each head repeated r times: (..., G r, S, E)."""
+
+    name = "repeat_heads"
+    linear = "each"
+    logged = False
+
+    def rule(self, sigs: tuple[Signature, ...], times: int) -> Rule:
+        x = sigs[0].resolved
+        *lead, g, length, width = x.shape
+        out = x.with_shape((*lead, g * times, length, width))
+        return Rule(out, [x], [x], sigs, times)
+
+    def forward(self, rule: Rule, arrays: Sequence[Any], extra: Any) -> tuple[Any, Any]:
+        return np.repeat(arrays[0], rule.plan, axis=arrays[0].ndim - 3), None
+
+    def backward(self, rule: Rule, saved: Any, g: Any, needs: tuple[bool, ...]) -> tuple:
+        *lead, heads, length, width = g.shape
+        return (g.reshape(*lead, heads // rule.plan, rule.plan, length, width).sum(axis=len(lead) + 1),)
+
+
+_turn, _repeat_heads = _Turn(), _RepeatHeads()
 
 
 def _moved(x: Tensor, layout: Layout) -> Tensor:
@@ -138,14 +174,5 @@ def _moved(x: Tensor, layout: Layout) -> Tensor:
         return repartition(x, layout)
     order = (0, last, *range(1, last - 2), last - 1, last - 2)
     back = tuple(order.index(d) for d in range(x.ndim))
-    moved = repartition(permute(x, order), Layout(*[layout.entry(d) for d in order]))
-    return permute(moved, back)
-
-
-def _repeated(x: Tensor, times: int) -> Tensor:
-    """x (..., G, S, E) with each head repeated: (..., G times, S, E)."""
-    if times == 1:
-        return x
-    *lead, g, length, width = x.shape
-    many = expand(unsqueeze(x, x.ndim - 2), (*lead, g, times, length, width))
-    return reshape(many, (*lead, g * times, length, width))
+    moved = repartition(_turn((x,), (order,)), Layout(*[layout.entry(d) for d in order]))
+    return _turn((moved,), (back,))

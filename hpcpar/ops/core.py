@@ -86,6 +86,7 @@ class Op:
     name = "op"
     linear: str | None = None
     passes_gradient = False
+    logged = True  # in the checked mode; False where it depends on layouts whether the operation is there at all
     expands = False  # see hpcpar.recomputation
     saves_little = False  # whether what forward saves, but for operands, is small beside the result
     gives_early = False  # `backward_early` gives the gradient of the first operand before that of the others is there

@@ -18,6 +18,7 @@ class Repartition(Op):
     name = "repartition"
     linear = "each"
     passes_gradient = True
+    logged = False
 
     def rule(self, sigs: tuple[Signature, ...], layout: Layout) -> Rule:
         target = signature(sigs[0].mesh, sigs[0].shape, layout)

@@ -285,6 +285,20 @@ def test_overlap_moves_the_wait_and_no_bit(order: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_log_of_the_checked_mode_is_that_of_one_rank(scheme: str) -> None:
+    """Also with few key heads, which are repeated before heads take the place of tokens."""
+    mesh, rng, logs = shared_mesh(s=RANKS), np.random.default_rng(8), []
+    arrays = [rng.standard_normal((2, h, 9, 3)) for h in (6, 1, 1)]
+    for layout in (Layout(), Layout(None, None, "s")):
+        operands = [operand(a, mesh, layout, True) for a in arrays]
+        with hp.checked() as check:
+            y = F.scaled_dot_product_attention(*operands, enable_gqa=True, is_causal=True, context=scheme)
+            (y * y).sum().backward()
+        logs.append(check.log)
+    assert len(logs[0]) >= 6 and hp.checks.first_difference(*logs) is None
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_checked_mode_has_nothing_to_object_to(scheme: str) -> None:
     operands = sequence_operands(2, 4, 2, 9, 3)
     for options in ({"window": (3, 1)}, {"is_causal": True, "order": "zigzag"}):
