@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hpcpar.bench import kernels, machine, ops, process
+from hpcpar.bench import attention, kernels, machine, ops, process
 from hpcpar.bench.measure import Measure
 from hpcpar.bench.options import Options
 
@@ -18,6 +18,7 @@ def main() -> None:
     process.serve(
         {
             "machine": lambda **options: plain(machine.measure(Options(**options))),
+            "attention": lambda **options: plain(attention.measure(Options(**options))),
             "ops": lambda **options: plain(ops.measure(Options(**options))),
             "kernels": lambda gemm, copy, **options: plain(kernels.measure(Options(**options), gemm, copy)),
         }

@@ -12,6 +12,7 @@ from hpcpar.bench.process import Worker
 
 GROUPS = {
     "kernels": "convolutions, pooling, norms, activations, optimizers: shares of the machine's own rates",
+    "attention": "attention beside torch, and products of matrices in float32 and in two bytes",
     "ops": "what one small operation costs above NumPy",
     "steps": "training steps of CosmoFlow and the U-Net on one rank, beside torch",
     "ranks": "the same split in depth and in samples; sums of gradients and halo exchanges beside plain MPI",
@@ -50,7 +51,7 @@ def run(groups: Sequence[str], options: Options, say: Callable[[str], None] | No
         say(group)
         if group == "kernels":
             found += alone(group, options, gemm=gemm, copy=copy)
-        elif group == "ops":
+        elif group in ("attention", "ops"):
             found += alone(group, options)
         elif group == "steps":
             found += training.steps(options)

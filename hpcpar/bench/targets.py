@@ -29,6 +29,7 @@ TARGETS = (
     Target("CosmoFlow, depth split over the ranks / 1 rank", 0.55, "ranks", r"CosmoFlow: depth split .* / 1 rank"),
     Target("U-Net, depth split over the ranks / 1 rank", 0.55, "ranks", r"U-Net: depth split .* / 1 rank"),
     Target("batch split over the ranks / torch DDP at its best", 0.80, "ranks", r".*: batch split .* / torch DDP"),
+    Target("attention, forward and backward / torch", 1.0, "attention", r".*: forward and backward, hpcpar / torch"),
     Target("gradient all-reduce / best of plain MPI", 1.2, "ranks", r"gradient all-reduce .* / best"),
     Target("halo exchange / one MPI sendrecv of the same bytes", 1.3, "ranks", r"halo exchange .* / MPI sendrecv"),
     Target("one small operation above NumPy, forward (us)", 3, "ops", r".*: forward, above"),

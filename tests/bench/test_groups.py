@@ -53,6 +53,16 @@ def test_operations_in_both_passes():
     )
 
 
+def test_attention_beside_torch_and_products_in_every_dtype():
+    found = figures("attention")
+    assert len(names_with(found, "forward")) == 8
+    compared = names_with(found, "hpcpar / torch")
+    assert len(compared) == 4 and all((found[name] is not None) == torch_is_here for name in compared)
+    for dtype in kernels.COMPUTE_DTYPES:
+        rates = names_with(found, f": {dtype}")
+        assert len(rates) == 3 and all((found[r] is None) == bool(kernels.compute_missing(dtype)) for r in rates)
+
+
 @pytest.mark.watchdog(600)  # starts many processes
 def test_steps_beside_torch_compute_the_same_gradients():
     found = figures("steps")

@@ -53,6 +53,7 @@ def measures_at(factor):
         "CosmoFlow, depth split over the ranks / 1 rank": "CosmoFlow: depth split over 2 ranks / 1 rank",
         "U-Net, depth split over the ranks / 1 rank": "U-Net: depth split over 2 ranks / 1 rank",
         "batch split over the ranks / torch DDP at its best": "U-Net: batch split over 2 ranks / torch DDP at its best",
+        "attention, forward and backward / torch": "attention, 512 tokens: forward and backward, hpcpar / torch",
         "gradient all-reduce / best of plain MPI": "gradient all-reduce of 64 MiB, 2 ranks / best of plain MPI",
         "halo exchange / one MPI sendrecv of the same bytes": "halo exchange of 32 channels, 64^3 / MPI sendrecv",
         "one small operation above NumPy, forward (us)": "add: forward, above NumPy",

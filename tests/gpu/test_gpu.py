@@ -99,3 +99,39 @@ def test_a_configuration_trains_on_the_gpu(shared_path, comm):
     comm.barrier()
     job = load_job(shared_path / "job.toml", ['run.device="gpu"', "mesh.batch=1", "mesh.depth=-1"])
     assert np.isfinite(train(job)["loss"])
+
+
+@pytest.mark.parametrize("context", ["ring", "all_to_all", "gather"])
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_attention_gives_the_same_output_and_gradients_as_on_the_host(mesh, context, dropout):
+    rng = np.random.default_rng(2)
+    q, k, v, g = (rng.standard_normal((2, h, 70, 16)) for h in (8, 8, 8, 8))
+    layout = hp.Layout(None, None, "depth")
+    results = []
+    for make in (hp.tensor, on_gpu):
+        hp.manual_seed(0)
+        tensors = [make(a, mesh, layout, requires_grad=True) for a in (q, k, v)]
+        out = F.scaled_dot_product_attention(
+            *tensors, is_causal=True, dropout_p=dropout, window=(40, 0), context=context
+        )
+        (out * make(g, mesh, layout)).sum().backward()
+        results.append([t.numpy() for t in (out, *[t.grad for t in tensors])])
+    for host, device in zip(*results, strict=True):
+        np.testing.assert_allclose(device, host, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("compute_dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("batch", [(), (3,)])
+def test_products_in_two_bytes_are_those_of_rounded_operands(compute_dtype, batch):
+    import cupy
+
+    from hpcpar import kernels
+    from hpcpar.kernels.precision import rounded
+
+    rng = np.random.default_rng(3)
+    a, b = rng.standard_normal((*batch, 65, 200)), rng.standard_normal((*batch, 200, 33))
+    a, b = a.astype(np.float32), b.astype(np.float32)
+    got = cupy.asnumpy(kernels.matmul(cupy.asarray(a), cupy.asarray(b), compute_dtype))
+    want = np.matmul(*(rounded(x, compute_dtype).astype(np.float64) for x in (a, b)))
+    assert got.dtype == np.float32
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-4)
