@@ -50,7 +50,7 @@ def require_compute(compute: str, mesh: Mesh) -> None:
     """Raise ConfigError on all ranks where one of them does not multiply as ``run.compute`` says. Collective."""
     if compute == "float32":
         return
-    found = mesh.world.gather_objects(kernels.bfloat16_missing())
+    found = mesh.world.gather_objects(kernels.compute_missing(compute))
     for host, missing in zip(mesh.node.hosts, found, strict=True):
         if missing:
             raise ConfigError(f"run.compute is {compute!r}, which {host} does not have: {missing}")

@@ -29,7 +29,8 @@ class Run:
     """[run]: how long, from which seed, in which precision, where the results go.
 
     By default `compute_except` names the convolution of the input, where single voxels still count, and the head of a
-    segmentation, whose results are the logits; together they are a small part of the work. ``[]`` excepts none.
+    segmentation, whose results are the logits; together they are a small part of the work. ``[]`` excepts none. With
+    float16, for decoders, losses are scaled (`hpcpar.optim.GradScaler`).
     """
 
     dir: str = "runs/run"
@@ -37,7 +38,7 @@ class Run:
     epochs: int | None = number(None, least=1)  # passes over the training data
     seed: int = number(0, least=0)
     dtype: Literal["float32", "float64"] = "float32"
-    compute: Literal["float32", "bfloat16"] = "float32"  # what convolutions multiply; sums and results stay float32
+    compute: Literal["float32", "bfloat16", "float16"] = "float32"  # what layers multiply; all else stays float32
     compute_except: tuple[str, ...] | None = None  # names of those that stay in float32, "*" as in a shell
     recompute: str | None = None  # modules that backward runs again, "*" as in a shell: less memory, more work
     recompute_ops: tuple[str, ...] = ()  # only results of these operations in them, or anywhere, are made again
@@ -53,10 +54,10 @@ class Run:
     def __post_init__(self) -> None:
         if self.steps is not None and self.epochs is not None:
             raise ValueError("steps and epochs are both given; which one ends the run?")
-        if self.compute == "bfloat16" and (self.dtype, self.device) != ("float32", "cpu"):
-            raise ValueError("compute = 'bfloat16' is for dtype = 'float32' on device = 'cpu'")
+        if self.compute != "float32" and (self.dtype, self.device) != ("float32", "cpu"):
+            raise ValueError(f"compute = {self.compute!r} is for dtype = 'float32' on device = 'cpu'")
         if self.compute == "float32" and self.compute_except is not None:
-            raise ValueError("compute_except has no effect without compute = 'bfloat16'")
+            raise ValueError("compute_except has no effect without compute = 'bfloat16' or 'float16'")
         if self.trace_steps and (len(self.trace_steps) != 2 or self.trace_steps[0] > self.trace_steps[1]):
             raise ValueError(f"trace_steps is [first, last], got {list(self.trace_steps)}")
 

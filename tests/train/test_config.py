@@ -145,7 +145,7 @@ def test_an_exception_from_bfloat16_that_names_no_convolution_is_a_mistake(job_f
         ("model.dropout=1.5", ["model.dropout must be at most 1.0, got 1.5"]),
         ("model.dropout=nan", ["model.dropout must be a number, got nan"]),
         ("run.dtype=float16", ["run.dtype must be one of float32, float64, got 'float16'"]),
-        ("run.compute=float16", ["run.compute must be one of float32, bfloat16, got 'float16'"]),
+        ("run.compute=float8", ["run.compute must be one of float32, bfloat16, float16, got 'float8'"]),
         ("run={compute = 'bfloat16', dtype = 'float64'}", ["compute = 'bfloat16' is for dtype = 'float32'"]),
         ("run={compute = 'bfloat16', device = 'gpu'}", ["on device = 'cpu'"]),
         ("run.compute_except=['head']", ["compute_except has no effect without compute = 'bfloat16'"]),

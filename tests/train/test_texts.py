@@ -12,6 +12,7 @@ from mpi4py import MPI
 
 from hpcpar.cli.main import main
 from hpcpar.data.text import make_text
+from hpcpar.kernels import compute_missing
 from hpcpar.mesh import Mesh
 from hpcpar.optim import GradScaler
 from hpcpar.testing.small_job import assert_same_run, read_records
@@ -248,3 +249,21 @@ def test_losses_are_scaled_without_a_trace_and_a_step_that_overflows_on_one_rank
     assert trainer.optimizer.steps == 5 and training_state(trainer)["scaler"]["scale"] == 2.0**10
     trainer.close()
     mesh.free()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_products_in_half_precision_begin_alike_and_learn(dtype, text):
+    if missing := compute_missing(dtype):
+        pytest.skip(missing)
+    mesh = Mesh(batch=1, model=-1)
+    settings = table(text, run={"dtype": "float32"}, optim={"accumulate": 1})
+    exact = on_one_rank(settings)
+    settings["run"]["compute"] = dtype
+    whole = on_one_rank(settings)
+    split = curve({**settings, "mesh": {"batch": 1, "model": -1}}, mesh)
+    mesh.free()
+    assert whole[0] != exact[0]
+    np.testing.assert_allclose(whole[0], exact[0], rtol=1e-2)
+    np.testing.assert_allclose(split[0], whole[0], rtol=1e-4)
+    np.testing.assert_allclose(split[:STEPS], whole[:STEPS], rtol=2e-2)
+    assert split[STEPS - 1] < 0.9 * split[0]

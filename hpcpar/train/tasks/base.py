@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from hpcpar.nn import Module
+from hpcpar.nn import Module, set_compute_dtype
 from hpcpar.tensors import Tensor
-from hpcpar.train.config import Job
+from hpcpar.train.config import ConfigError, Job
 from hpcpar.train.scores import Score
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ class Task(ABC):
     ----------
     job : Job
     """
+
+    kept_in_float32: tuple[str, ...] = ()  # layers, where ``run.compute_except`` does not say which
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -49,6 +51,17 @@ class Task(ABC):
 
         Training batches are shuffled; of the others each sample comes once, in order.
         """
+
+    def in_precision(self, model: Module) -> Module:
+        """Let the layers of a network multiply as the configuration says, and return it."""
+        run = self.job.run
+        if run.compute != "float32":
+            kept = run.compute_except
+            try:
+                set_compute_dtype(model, run.compute, self.kept_in_float32 if kept is None else kept)
+            except ValueError as error:
+                raise ConfigError(f"run.compute_except: {error}") from None
+        return model
 
     # ---- one batch
 

@@ -50,6 +50,10 @@ class LanguageModelling(Task):
         return chosen
 
     def make_model(self) -> Decoder:
+        return self.in_precision(self.network())
+
+    def network(self) -> Decoder:
+        """Return the decoder as configured."""
         s = self.job.model
         sizes = {
             "vocab_size": self.vocabulary, "width": s.width, "layers": s.layers, "heads": s.heads,

@@ -37,7 +37,6 @@ NAMES = {
 class Volumes(Task):
     """What both have in common: files, augmentation, precision of the convolutions."""
 
-    kept_in_float32: tuple[str, ...] = ()  # convolutions, where the configuration does not say which
     target_dtype: Any = None  # the run's
     target_layout = "samples"  # of `Spread`
 
@@ -54,14 +53,7 @@ class Volumes(Task):
         raise NotImplementedError(f"{type(self).__name__} takes no samples")
 
     def make_model(self) -> nn.Module:
-        model, run = self.network(), self.job.run
-        if run.compute != "float32":
-            kept = run.compute_except
-            try:
-                nn.set_compute_dtype(model, run.compute, self.kept_in_float32 if kept is None else kept)
-            except ValueError as error:
-                raise ConfigError(f"run.compute_except: {error}") from None
-        return model
+        return self.in_precision(self.network())
 
     def make_batches(self, which: str, mesh: Mesh, spread: Spread) -> Batches | None:
         job = self.job
