@@ -113,7 +113,7 @@ class _Note(NamedTuple):
 def _check_adjoint(where: str, node: Node, note: _Note, g: Any, gradients: Any) -> None:
     """Compare ``<g, y>`` with ``<dx, x>`` for the operands that `Op.linear` names."""
     op, rule, count = node.op, node.rule, len(note.arrays)
-    together = {"sum": range(count), "value": ()}.get(op.linear, range(2, count))
+    together = {"sum": range(count), "value": (), "joined": range(1, count)}.get(op.linear, range(2, count))
     if any(gradients[i] is None for i in together):  # of an operand that needs none
         gradients = op.backward(rule, whole(node.saved), g, (True,) * count)
     seed = rule.out.resolved
@@ -129,6 +129,10 @@ def _check_adjoint(where: str, node: Node, note: _Note, g: Any, gradients: Any) 
     elif op.linear == "value":
         if 2 in right:
             _must_agree(where, "the value", left, right[2], within)
+    elif op.linear == "joined":
+        _must_agree(where, "all parts together", left, added, within)
+        if 0 in right:
+            _must_agree(where, "operand 0", left, right[0], within)
     elif op.linear == "shift":
         number = Value(ones.value * note.extra, ones.scale * abs(note.extra))
         _must_agree(where, "operand 0 and the number added", left, _sum([right[0], number]), within)

@@ -22,8 +22,9 @@ class DoubleConv(nn.Module):
             norm = nn.BatchNorm3d(filters, scope=norm_scope, negative_slope=0.0) if batch_norm else nn.ReLU()
             self.add_module(name, norm)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.norm2(self.conv2(self.norm1(self.conv1(x))))
+    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
+        """Return the result for x, or for x and further channels, which are not concatenated."""
+        return self.norm2(self.conv2(self.norm1(self.conv1(x, *more))))
 
 
 class UNet3d(nn.Module):
@@ -92,7 +93,7 @@ class UNet3d(nn.Module):
         for level in reversed(range(self.levels)):
             skip = skips.pop()
             x = F.resolve(self._grow(self._modules[f"up{level}"], x, skip))
-            x = self._modules[f"merge{level}"](F.cat([x, skip], dim=1))
+            x = self._modules[f"merge{level}"](x, skip)
         return F.resolve(self.head(x))
 
     @staticmethod

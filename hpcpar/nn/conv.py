@@ -92,10 +92,11 @@ class _Convolution(Module):
 class _Conv(_Convolution):
     parallel_dims = {"column": {"weight": 0, "bias": 0}, "row": {"weight": 1}}
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
+        """Return the convolution of x, or of x and further channels."""
         function = getattr(F, f"conv{self.dims}d")
         return function(
-            x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups,
+            (x, *more) if more else x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups,
             padding_mode=self.padding_mode, out=self.out, compute_dtype=self.compute_dtype,
         )  # fmt: skip
 

@@ -20,12 +20,16 @@ from hpcpar.ops.conv_arguments import (
     make_geometry,
     transposed_sizes,
 )
+from hpcpar.ops.conv_joined import joinable, joined_conv
 from hpcpar.ops.conv_plan import ConvPlan, TransposePlan, channel_layouts
 from hpcpar.ops.core import Op, Rule
+from hpcpar.ops.join import cat
 from hpcpar.ops.repartition import repartition
 from hpcpar.ops.spatial import check_spatial, per_dim, with_batch
 from hpcpar.signature import Signature, signature
 from hpcpar.tensors import Tensor
+
+Parts = Tensor | Sequence[Tensor]
 
 
 class Conv(Op):
@@ -97,11 +101,17 @@ _conv, _conv_transpose = Conv(), ConvTranspose()
 
 
 def _convolve(
-    ndim: int, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: int,
+    ndim: int, x: Parts, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: int,
     mode: str, out: Layout | None, compute_dtype: str | None,
 ) -> Tensor:  # fmt: skip
     name = f"conv{ndim}d"
     geometry = make_geometry(name, ndim, weight.shape, stride, padding, dilation, groups, mode, compute_dtype)
+    if not isinstance(x, Tensor):
+        x = list(x)
+        if bias is None and all(part.ndim == ndim + 2 for part in x) and joinable(x, weight, geometry):
+            y = joined_conv((weight, *x), (geometry, out, weight.is_parameter))
+            return y if out is None else repartition(y, out)
+        x = cat(x, dim=-ndim - 1)
     operands = (weight,) if bias is None else (weight, bias)
 
     def convolve(x: Tensor) -> Tensor:
@@ -114,7 +124,7 @@ def _convolve(
 
 
 def conv1d(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
+    x: Parts, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
     groups: int = 1, padding_mode: str = "zeros", out: Layout | None = None, compute_dtype: str | None = None,
 ) -> Tensor:  # fmt: skip
     """Return the convolution of x (N, C, L) with weight (O, C / groups, k); see `conv3d`."""
@@ -122,7 +132,7 @@ def conv1d(
 
 
 def conv2d(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
+    x: Parts, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
     groups: int = 1, padding_mode: str = "zeros", out: Layout | None = None, compute_dtype: str | None = None,
 ) -> Tensor:  # fmt: skip
     """Return the convolution of x (N, C, H, W) with weight (O, C / groups, kh, kw); see `conv3d`."""
@@ -130,16 +140,17 @@ def conv2d(
 
 
 def conv3d(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
+    x: Parts, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
     groups: int = 1, padding_mode: str = "zeros", out: Layout | None = None, compute_dtype: str | None = None,
 ) -> Tensor:  # fmt: skip
     """Return the convolution (cross-correlation, as torch has it) of x with weight.
 
     Parameters
     ----------
-    x : Tensor
+    x : Tensor or sequence of Tensor
         (N, C, D, H, W), or without N. Samples, channels and positions may be split, in any mix, with uneven and empty
-        blocks.
+        blocks. A sequence stands for its concatenation along the channels, which is not made where the parts lie alike
+        with whole channels and there is neither a bias nor another padding than zeros.
     weight : Tensor
         (O, C / groups, kd, kh, kw). Split over O: the result is split over channels. Split over C: the result is
         partial. A parameter that is split over an axis of the samples is gathered on use.

@@ -109,10 +109,18 @@ class WindowPass:
         make = partial(window_tiles, self.halo, self.shape[2:], steps)
         self.schedule = Schedule(self.halo, make, flops, prod(source.local_shape[:2]))
 
-    def finish(self, pending: Pending, w: Any, bias: Any = None) -> tuple[Any, Any]:
-        """Return the result and the buffer of an exchange that `Halo.start` started."""
+    def finish(self, pending: Pending, w: Any, bias: Any = None, into: Any = None) -> tuple[Any, Any]:
+        """Return the result and the buffer of an exchange that `Halo.start` started; the result is added to `into`."""
         dtype, like = pending.buffer.dtype, pending.buffer
         tiles = self.schedule.chosen(dtype.itemsize)
+        if into is not None and (tiles is not None or 0 in self.shape):
+            y, buffer = self.finish(pending, w, bias)
+            into += y
+            return into, buffer
+        if into is not None:
+            buffer = pending.wait()
+            kernels.conv_forward(buffer, w, bias, *self.arguments, out=into, accumulate=True, **self.compute)
+            return into, buffer
         if tiles is None:
             buffer = pending.wait()
             y = kernels.conv_forward(buffer, w, bias, *self.arguments, **self.compute)

@@ -79,8 +79,9 @@ class Op:
 
     A subclass gives `rule`, `forward` and `backward`. `linear` says in which operands it is linear (for the checked
     mode): in each of the first two on its own, while further ones are added to their product, as a bias is
-    (``"each"``); in all together (``"sum"``); in the one operand up to a number, the call's `extra`, that is added
-    (``"shift"``); in operand 2 alone, the value of attention (``"value"``); or in none (``None``).
+    (``"each"``); in the first, and in all others together (``"joined"``); in all together (``"sum"``); in the one
+    operand up to a number, the call's `extra`, that is added (``"shift"``); in operand 2 alone, the value of attention
+    (``"value"``); or in none (``None``).
     """
 
     name = "op"

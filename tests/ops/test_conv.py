@@ -5,6 +5,7 @@ import pytest
 from mpi4py import MPI
 
 import hpcpar as hp
+from hpcpar.ops.overlap import tiling
 from hpcpar.testing import assert_close_everywhere, compare_with_serial, shared_mesh
 from hpcpar.testing.cases import Array, Case
 from hpcpar.transport.counter import counting
@@ -59,6 +60,48 @@ def test_channels_split_over_outputs_and_over_inputs_add_the_bias_once():
 
 def test_depthwise_convolution_with_split_channels():
     check("conv2d", (2, 12, 5, 6), (12, 1, 3, 3), L(None, "depth"), padding=1, groups=12)
+
+
+@pytest.mark.parametrize("layout", [DEPTH, L("depth"), L(None, None, None, "depth"), L()], ids=str)
+@pytest.mark.parametrize("weights", [L(), L("depth")], ids=str)
+@pytest.mark.parametrize("stride", [1, 2])
+def test_a_sequence_stands_for_its_concatenation_along_the_channels(layout, weights, stride):
+    torch = pytest.importorskip("torch")
+    rng, mesh = np.random.default_rng(0), shared_mesh(**MESH)
+    if weights != L() and layout != L():
+        weights = L()
+    arrays = [rng.standard_normal(s) for s in ((2, 3, 7, 6, 5), (2, 1, 7, 6, 5), (2, 4, 7, 6, 5), (5, 8, 3, 2, 3))]
+    compare_with_serial(
+        lambda a, b, c, w: F.conv3d((a, b, c), w, stride=stride, padding=1),
+        lambda a, b, c, w: torch.nn.functional.conv3d(torch.cat([a, b, c], 1), w, stride=stride, padding=1),
+        arrays, mesh, [layout] * 3 + [weights], parameters=[3],
+    )  # fmt: skip
+
+
+def test_parts_are_joined_where_they_lie_unlike_or_a_bias_is_added():
+    torch = pytest.importorskip("torch")
+    rng, mesh = np.random.default_rng(0), shared_mesh(**MESH)
+    arrays = [rng.standard_normal(s) for s in ((2, 3, 7), (2, 4, 7), (5, 7, 3), (5,))]
+    compare_with_serial(
+        lambda a, b, w, bias: F.conv1d([a, b], w, bias),
+        lambda a, b, w, bias: torch.nn.functional.conv1d(torch.cat([a, b], 1), w, bias),
+        arrays, mesh, [DEPTH, L(), L(), L()], parameters=[2, 3],
+    )  # fmt: skip
+
+
+def test_the_sum_of_parts_of_one_convolution_is_the_same_in_pieces():
+    rng, mesh = np.random.default_rng(0), shared_mesh(**MESH)
+    results = []
+    for how in ("whole", "split"):
+        a, b = (hp.tensor(rng.standard_normal((1, c, 24, 4, 4)), mesh, DEPTH, requires_grad=True) for c in (2, 3))
+        w = hp.tensor(rng.standard_normal((4, 5, 3, 3, 3)), mesh, requires_grad=True)
+        with tiling(how):
+            y = F.conv3d([a, b], w, padding=1)
+            (y * y).sum().backward()
+        results.append([t.numpy() for t in (y, a.grad, b.grad, w.grad)])
+        rng = np.random.default_rng(0)
+    for whole, split in zip(*results, strict=True):
+        assert_close_everywhere(mesh.world, split, whole, 1e-12)
 
 
 @pytest.mark.ranks(exactly=3)
