@@ -28,6 +28,8 @@ class Case:
         Batch norm takes the statistics of each rank alone, as torch's does.
     half : bool
         Convolutions multiply bfloat16 (ours), or the whole network runs under torch's autocast to it.
+    double : bool
+        Everything is float64: the gradients that those of float32 are judged by.
     """
 
     network: str
@@ -37,6 +39,7 @@ class Case:
     batch: int = 1
     local_norm: bool = False
     half: bool = False
+    double: bool = False
 
     def text(self) -> str:
         """Return the case as one word of a command line."""
@@ -49,6 +52,10 @@ class Case:
     def in_bfloat16(self) -> Case:
         """Return the same in bfloat16."""
         return replace(self, half=True)
+
+    def in_float64(self) -> Case:
+        """Return the same in float64."""
+        return replace(self, half=False, double=True)
 
 
 LR, WEIGHT_DECAY, CLASSES = 1e-3, 0.01, 3
@@ -68,9 +75,9 @@ def networks(quick: bool) -> tuple[Case, Case]:
 
 
 def data(case: Case) -> tuple[np.ndarray, np.ndarray]:
-    """Return input and target, the same wherever it is called."""
-    random = np.random.default_rng(20)
-    x = random.standard_normal((case.batch, CHANNELS[case.network], *[case.edge] * 3), np.float32)
+    """Return input and target, the same values wherever it is called."""
+    random, dtype = np.random.default_rng(20), np.float64 if case.double else np.float32
+    x = random.standard_normal((case.batch, CHANNELS[case.network], *[case.edge] * 3), np.float32).astype(dtype)
     if case.network == "cosmoflow":
-        return x, random.standard_normal((case.batch, 4), np.float32)
+        return x, random.standard_normal((case.batch, 4), np.float32).astype(dtype)
     return x, random.integers(0, CLASSES, (case.batch, *[case.edge] * 3))

@@ -58,7 +58,7 @@ class Step:
         self.case, self.mesh = case, mesh
         hp.manual_seed(0)
         spread = Spread().on(mesh)
-        with mesh:
+        with mesh, nn.default_dtype("float64" if case.double else "float32"):
             self.model = make_model(case)
             place(self.model, mesh, spread)
             x, y = cases.data(case)
@@ -70,6 +70,11 @@ class Step:
     def weights(self, path: str) -> bool:
         """Write the weights for the other contestants."""
         self._write(path, self.model.state_dict(numpy=True))
+        return True
+
+    def load(self, path: str) -> bool:
+        """Take the weights that a contestant wrote."""
+        self.model.load_state_dict(dict(np.load(path)))
         return True
 
     def gradients(self, path: str) -> float:
@@ -161,7 +166,7 @@ def main(case: Case, axis: str) -> None:
     def receive() -> dict[str, Any] | None:
         return yardstick.turn(process.read() if mesh.rank == 0 else None)
 
-    names = ("weights", "gradients", "step", "share")
+    names = ("weights", "load", "gradients", "step", "share")
     handlers = {name: lambda name=name, **given: getattr(step(), name)(**given) for name in names}
     handlers["peak"] = lambda: peak(case, mesh)
     process.serve(handlers, receive, process.answer if mesh.rank == 0 else lambda value: None)

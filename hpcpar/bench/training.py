@@ -1,6 +1,7 @@
 """Whole training steps: ours on one rank, split in depth and in samples, beside torch. Gradients are compared first.
 
-A ratio is only given where the contestants compute the same gradients from the same weights.
+A ratio is only given where the contestants compute the same gradients from the same weights, as exactly: all are
+compared with those of float64.
 """
 
 from __future__ import annotations
@@ -21,10 +22,15 @@ from hpcpar.bench.options import Options
 from hpcpar.bench.process import BenchError, Worker
 
 SAME = 2e-2
-"""Largest difference of gradients, relative to the norm of each parameter's: float32, summed in another order."""
+"""What rounding to float32 may change of the gradient of a parameter, relative to its norm, in the deepest network."""
 
 FARTHER = 2.0
-"""How much farther from the gradients of float32 ours in bfloat16 may be than those of torch's autocast."""
+"""How much farther ours may be than torch's: in float32 from the gradients of float64, in bfloat16 from float32's."""
+
+FLOOR = 1e-5
+"""By how much more, relative to the norm of each gradient: where both are nearly exact, chance decides."""
+
+_EXACT: dict[Case, dict[str, np.ndarray]] = {}
 
 RAISED_MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
 TORCH = {
@@ -45,7 +51,7 @@ def steps(options: Options) -> list[Measure]:
             arena.add("hpcpar", ours(case))
             for style in TORCH if has_torch() else ():
                 arena.add(style, theirs(case, arena.weights, style))
-            found += arena.compare("steps", label)
+            found += arena.compare("steps", label, case, "hpcpar", options) if has_torch() else []
             seconds = arena.race(options)
         found.append(_step_time("steps", f"{label}: hpcpar", seconds["hpcpar"]))
         for style, words in TORCH.items():
@@ -96,7 +102,7 @@ def split_depth(options: Options) -> list[Measure]:
         with _arena(case) as arena:
             arena.add("1 rank", ours(case))
             arena.add("split", ours(case, "depth", options.ranks))
-            found += arena.compare("ranks", f"{label}, depth split")
+            found += arena.compare("ranks", f"{label}, depth split", case, "split", options)
             seconds = arena.race(options)
         found.append(_step_time("ranks", f"{label}: 1 rank", seconds["1 rank"]))
         found.append(_step_time("ranks", f"{label}: depth split over {options.ranks} ranks", seconds["split"]))
@@ -117,7 +123,7 @@ def split_batch(options: Options) -> list[Measure]:
         with _arena(case) as arena:
             arena.add("hpcpar", ours(case, "batch", options.ranks))
             arena.add("DDP", theirs(case, arena.weights, "best", options.ranks, arena.folder))
-            found += arena.compare("ranks", f"{label}, batch split")
+            found += arena.compare("ranks", f"{label}, batch split", case, "hpcpar", options)
             seconds = arena.race(options)
         words = f"batch split over {options.ranks} ranks, {options.ranks} samples"
         found.append(_step_time("ranks", f"{label}: {words}", seconds["hpcpar"]))
@@ -157,24 +163,38 @@ class Arena:
         if len(self._workers) == 1:
             worker.ask("weights", path=str(self.weights))
 
-    def compare(self, group: str, label: str) -> list[Measure]:
-        """Return how far the gradients of the others are from the first one's.
+    def compare(self, group: str, label: str, case: Case, judged: str, options: Options) -> list[Measure]:
+        """Return how far the gradients of every contestant are from those of float64.
+
+        Parameters
+        ----------
+        judged : str
+            The contestant whose gradients must not be much farther than those of the others.
 
         Raises
         ------
         BenchError
-            When they differ by more than rounding: then times must not be compared.
+            When they are, or when any are farther than rounding explains: then times must not be compared.
         """
-        first, *others = self._workers
-        found = []
-        gradients = self.gradients()
-        for name in others:
-            worst, where = difference(gradients[first], gradients[name])
-            if not worst < SAME:
-                raise BenchError(f"{label}: gradients of {name} and {first} differ by {worst:.1e} in {where}")
-            words = f"{label}: gradients, {first} - {name}"
-            found.append(Measure(group, words, worst, "relative", note=f"largest in {where}"))
-        return found
+        exact = self._exact(case, options)
+        far = {name: differences(found, exact) for name, found in self.gradients().items()}
+        judge(label, far, judged)
+        measures = []
+        for name, each in far.items():
+            where = max(each, key=each.__getitem__)
+            words = f"{label}: gradients, {name} - float64"
+            measures.append(Measure(group, words, each[where], "relative", note=f"largest in {where}"))
+        return measures
+
+    def _exact(self, case: Case, options: Options) -> dict[str, np.ndarray]:
+        """The gradients in float64, from the weights of the first contestant, which are the same in every run."""
+        if case not in _EXACT:
+            path = self.folder / "exact.npz"
+            with ours(case.in_float64(), "batch" if case.local_norm else "depth", options.ranks) as worker:
+                worker.ask("load", path=str(self.weights))
+                worker.ask("gradients", path=str(path))
+            _EXACT[case] = dict(np.load(path))
+        return _EXACT[case]
 
     def gradients(self) -> dict[str, dict[str, np.ndarray]]:
         """Return the gradients of every contestant."""
@@ -188,7 +208,7 @@ class Arena:
     def race(self, options: Options) -> dict[str, list[float]]:
         """Return the seconds of steps that were taken in turns."""
         turns = {name: lambda worker=worker: worker.ask("step") for name, worker in self._workers.items()}
-        return in_turns(turns, options.rounds(7), warm_up=2)
+        return in_turns(turns, options.rounds(5), warm_up=2)
 
 
 @contextmanager
@@ -197,17 +217,39 @@ def _arena(case: Case) -> Iterator[Arena]:
         yield Arena(Path(folder), stack)
 
 
-def difference(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> tuple[float, str]:
-    """Return the largest ``|a - b| / |b|`` over all arrays, in the Euclidean norm, and its name; NaN is infinite."""
+def judge(label: str, far: Mapping[str, Mapping[str, float]], judged: str) -> None:
+    """Raise BenchError where gradients are wrong, or those of one contestant much farther from float64 than others'.
+
+    Parameters
+    ----------
+    far : mapping of str to mapping of str to float
+        By contestant and parameter: the distance from the gradient in float64, relative to its norm.
+    """
+    for name, each in far.items():
+        where = max(each, key=each.__getitem__)
+        if not each[where] < SAME:
+            raise BenchError(f"{label}: gradients of {name} and float64 differ by {each[where]:.1e} in {where}")
+    others = [each for name, each in far.items() if name != judged]
+    for where, mine in far[judged].items():
+        allowed = FARTHER * max((each[where] for each in others), default=SAME) + FLOOR
+        if not mine <= allowed:
+            raise BenchError(
+                f"{label}: the gradient of {where} of {judged} is {mine:.1e} from that of float64, "
+                f"more than {allowed:.1e}"
+            )
+
+
+def differences(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """Return ``|a - b| / |b|`` of each array, in the Euclidean norm; NaN is infinite."""
     if a.keys() != b.keys():
         raise BenchError(f"gradients have other names: {sorted(a.keys() ^ b.keys())}")
-    worst = (-1.0, "")
+    found = {}
     for name in a:
         assert a[name].shape == b[name].shape, f"{name}: {a[name].shape} and {b[name].shape}"
         scale = float(np.linalg.norm(b[name].astype(np.float64))) or 1.0
         distance = float(np.linalg.norm(a[name].astype(np.float64) - b[name])) / scale
-        worst = max(worst, (distance if distance == distance else float("inf"), name))
-    return worst
+        found[name] = distance if distance == distance else float("inf")
+    return found
 
 
 def distance(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> float:

@@ -12,7 +12,7 @@ from hpcpar.bench import suite, training
 from hpcpar.bench.cases import CHANNELS, Case, data, networks, parse
 from hpcpar.bench.options import Options
 from hpcpar.bench.process import BenchError, Worker
-from hpcpar.bench.training import difference, distance
+from hpcpar.bench.training import differences, distance, judge
 from hpcpar.cli.main import main
 
 pytestmark = pytest.mark.spawns_mpi
@@ -73,7 +73,7 @@ def test_steps_beside_torch_compute_the_same_gradients():
         assert all((found[name] is not None) == torch_is_here for name in compared)
         if torch_is_here:
             assert all(0 < found[name] < 1e-4 for name in names_with(found, f"{label}: gradients"))
-            assert len(names_with(found, f"{label}: gradients")) == 3
+            assert len(names_with(found, f"{label}: gradients")) == 4  # ours and three of torch, from float64
         both = torch_is_here and not kernels.bfloat16_missing()
         assert (found[f"{label}, bfloat16: hpcpar / torch autocast at its best"] is not None) == both
         if both:
@@ -93,10 +93,12 @@ def test_two_ranks():
     found = figures("ranks")
     for label in ("CosmoFlow", "U-Net"):
         assert found[f"{label}: depth split over 2 ranks / 1 rank"] > 0
-        assert found[f"{label}, depth split: gradients, 1 rank - split"] < 1e-4
+        assert 0 < found[f"{label}, depth split: gradients, 1 rank - float64"] < 1e-4
+        assert 0 < found[f"{label}, depth split: gradients, split - float64"] < 1e-4
         assert (found[f"{label}: batch split over 2 ranks / torch DDP at its best"] is not None) == torch_is_here
         if torch_is_here:
-            assert found[f"{label}, batch split: gradients, hpcpar - DDP"] < 1e-4
+            assert 0 < found[f"{label}, batch split: gradients, hpcpar - float64"] < 1e-4
+            assert 0 < found[f"{label}, batch split: gradients, DDP - float64"] < 1e-4
     assert names_with(found, "gradient all-reduce") and names_with(found, "halo exchange")
 
 
@@ -138,8 +140,20 @@ def test_other_gradients_end_the_run():
     with training._arena(case) as arena:
         arena.add("hpcpar", training.ours(case))
         arena.add("with more samples", training.ours(Case("cosmoflow", 8, 2, batch=2)))
-        with pytest.raises(BenchError, match="gradients of with more samples and hpcpar differ by"):
-            arena.compare("steps", "CosmoFlow")
+        with pytest.raises(BenchError, match="gradients of with more samples and float64 differ by"):
+            arena.compare("steps", "CosmoFlow", case, "hpcpar", QUICK)
+
+
+def test_gradients_farther_from_float64_than_those_beside_them_end_the_run():
+    far = {"hpcpar": {"w": 7e-4, "b": 1e-7}, "best": {"w": 3e-4, "b": 1e-8}, "plain": {"w": 4e-4, "b": 1e-8}}
+    judge("CosmoFlow", far, "hpcpar")  # not farther than twice the farthest of the others
+    far["plain"]["w"] = 2e-4
+    with pytest.raises(BenchError, match="gradient of w of hpcpar is 7.0e-04 from that of float64, more than 6.1e-04"):
+        judge("CosmoFlow", far, "hpcpar")
+    judge("CosmoFlow", far, "best")
+    far["best"]["b"] = 0.1
+    with pytest.raises(BenchError, match="gradients of best and float64 differ by 1.0e-01 in b"):
+        judge("CosmoFlow", far, "hpcpar")
 
 
 def test_a_contestant_that_fails_shows_what_it_said():
@@ -151,13 +165,11 @@ def test_a_contestant_that_fails_shows_what_it_said():
 def test_differences_are_relative_to_each_array():
     a = {"small": np.array([1e-6, 0.0]), "large": np.array([100.0])}
     b = {"small": np.array([1e-6, 1e-7]), "large": np.array([100.1])}
-    worst, where = difference(a, b)
-    assert where == "small"
-    assert worst == pytest.approx(0.0995, rel=1e-3)
-    assert difference(a, a)[0] == 0
-    assert difference({"x": np.array([np.nan])}, {"x": np.array([1.0])})[0] == float("inf")
+    assert differences(a, b) == pytest.approx({"small": 0.0995, "large": 0.000999}, rel=1e-3)
+    assert differences(a, a) == {"small": 0, "large": 0}
+    assert differences({"x": np.array([np.nan])}, {"x": np.array([1.0])}) == {"x": float("inf")}
     with pytest.raises(BenchError, match="other names"):
-        difference(a, {"small": a["small"]})
+        differences(a, {"small": a["small"]})
 
 
 def test_a_case_is_the_same_behind_a_command_line():

@@ -41,8 +41,10 @@ def test_cosmoflow_has_the_figures_of_oyama_and_others(width: int, forward: floa
     assert sum(row["parameters"] for row in facts["layers"]) == facts["parameters"]
 
 
-@pytest.mark.parametrize(("width", "tflop", "gib"), [(64, 1.47, 2.59), (128, 11.7, 20.7), (256, 93.8, 165.6)])
-def test_the_u_net_has_its_figures(width: int, tflop: float, gib: float) -> None:
+@pytest.mark.parametrize(("width", "tflop", "gib"), [(64, 1.47, 2.10), (128, 11.7, 16.8), (256, 93.8, 134.1)])
+def test_the_u_net_has_its_figures_less_the_concatenations_that_it_does_not_make(
+    width: int, tflop: float, gib: float
+) -> None:
     facts = summarize(unet(), shape=(width,))
     assert facts["parameters"] == 19_070_560
     assert float(f"{facts['per_sample']['convolution_gflop'] / 1e3:.3g}") == tflop
