@@ -21,7 +21,6 @@ from hpcpar.layout.layout import Layout, LayoutError
 from hpcpar.mesh import Mesh
 from hpcpar.ops.contraction import Contraction, ContractionGradient, Equation, parse
 from hpcpar.ops.core import Op, Rule
-from hpcpar.ops.elementwise import add
 from hpcpar.ops.repartition import repartition
 from hpcpar.ops.shape import expand, squeeze, unsqueeze
 from hpcpar.primitives.repartition import total_words
@@ -248,17 +247,17 @@ def einsum(
         Where the processor does not multiply in that dtype.
     """
     taken = parse(equation, tuple(x.ndim for x in operands), compute_dtype)
-    apply = _in_pieces() if len(operands) == 2 and operands[1].overlap else _einsum
+    apply = _in_pieces()[0] if len(operands) == 2 and operands[1].overlap else _einsum
     result = apply(tuple(operands), (taken, out, tuple(x.is_parameter for x in operands)))
     return result if out is None else repartition(result, out)
 
 
 @cache
-def _in_pieces() -> Einsum:
-    """The einsum for weights whose plan overlaps; it stands on this file."""
-    from hpcpar.ops.pieces import piecewise_einsum
+def _in_pieces() -> tuple[Einsum, Biased]:
+    """The operations for weights whose plan overlaps; they stand on this file."""
+    from hpcpar.ops.pieces import piecewise_biased, piecewise_einsum
 
-    return piecewise_einsum
+    return piecewise_einsum, piecewise_biased
 
 
 @cache
@@ -306,11 +305,8 @@ def volume_linear(
 
 def _contract(equation: Equation, x: Tensor, weight: Tensor, bias: Tensor | None, out: Layout | None) -> Tensor:
     static = equation, out, (x.is_parameter, weight.is_parameter)
-    if bias is not None and not weight.overlap:
-        y = _biased((x, weight, bias), static)
-    else:
-        y = (_in_pieces() if weight.overlap else _einsum)((x, weight), static)
-        y = y if bias is None else add(y, bias)
+    plain, biased = _in_pieces() if weight.overlap else (_einsum, _biased)
+    y = plain((x, weight), static) if bias is None else biased((x, weight, bias), static)
     return y if out is None else repartition(y, out)
 
 

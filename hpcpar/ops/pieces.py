@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from hpcpar.kernels import array_module
 from hpcpar.ops.contraction import Equation
 from hpcpar.ops.core import Rule
-from hpcpar.ops.linear import Einsum
+from hpcpar.ops.linear import Biased, Einsum
 from hpcpar.primitives import under_way
 
 PIECES = 8
@@ -41,18 +43,34 @@ class PiecewiseEinsum(Einsum):
         self, rule: Rule, saved: Any, g: Any, needs: tuple[bool, ...], early: Callable[[Any], None]
     ) -> tuple:
         """As `backward`; calls ``early`` with the gradient of operand 0 when that is known."""
-        grads: list[Any] = [None, None]
-        for i in (0, 1):
-            if needs[i]:
-                gradient = rule.plan[1][i]
-                if gradient.repeated:
-                    grads[i] = gradient(g, saved, saved[i].shape)
-                else:
-                    product = gradient.product
-                    grads[i] = in_pieces(product, product.equation, g, saved[gradient.other])
-            if i == 0 and needs[0]:
-                early(grads[0])
-        return tuple(grads)
+        first = second = None
+        if needs[0]:
+            first = _gradient(rule, saved, g, 0)
+            early(first)
+        if needs[1]:
+            second = _gradient(rule, saved, g, 1)
+        return first, second
+
+
+class PiecewiseBiased(PiecewiseEinsum, Biased):
+    """The same with a bias, which is added to the whole product."""
+
+    def forward(self, rule: Rule, arrays: Sequence[Any], extra: Any) -> tuple[Any, Any]:
+        product, saved = super().forward(rule, arrays[:2], extra)
+        return product + arrays[2], saved
+
+    def backward_early(
+        self, rule: Rule, saved: Any, g: Any, needs: tuple[bool, ...], early: Callable[[Any], None]
+    ) -> tuple:
+        grads = super().backward_early(rule, saved, g, needs, early)
+        return (*grads, np.add.reduce(g, rule.plan[3]) if needs[2] else None)
+
+
+def _gradient(rule: Rule, saved: Any, g: Any, operand: int) -> Any:
+    gradient = rule.plan[1][operand]
+    if gradient.repeated:
+        return gradient(g, saved, saved[operand].shape)
+    return in_pieces(gradient.product, gradient.product.equation, g, saved[gradient.other])
 
 
 def in_pieces(product: Callable[[Any, Any], Any], equation: Equation, a: Any, b: Any) -> Any:
@@ -86,4 +104,4 @@ def _between() -> None:
     under_way.progress()
 
 
-piecewise_einsum = PiecewiseEinsum()
+piecewise_einsum, piecewise_biased = PiecewiseEinsum(), PiecewiseBiased()
