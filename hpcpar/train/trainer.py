@@ -89,9 +89,9 @@ class Trainer:
             self.steps = self._count_steps()
             dataset = self.train_batches.loader.dataset
             self.estimate = require_memory(self.mesh, job, dataset.shape(dataset.input))
-            with nn.default_dtype(job.run.dtype):
+            with nn.default_dtype(job.run.dtype), nn.init.deferred():
                 self.model = build.recomputed(job, self.task.make_model())
-            self.decisions = place(self.model, self.mesh, self.spread)
+                self.decisions = place(self.model, self.mesh, self.spread)
         if job.run.device == "gpu":
             self.model.to(device="gpu")
         self.optimizer = build.make_optimizer(job, self.model, self.steps)
