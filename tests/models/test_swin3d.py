@@ -123,6 +123,14 @@ def test_twenty_steps_are_those_of_one_rank(network, axes):
     network("uneven", count=2).compare_training(axes)
 
 
+def test_the_checked_mode_finds_nothing_to_object_to(network, axes):
+    mesh = hp.Mesh(**axes)
+    with hp.checked() as check:
+        network("uneven").pass_through(mesh)
+    assert len(check.log) > 150
+    mesh.free()
+
+
 @pytest.mark.ranks(min=2)
 def test_only_shifted_windows_send_tokens_where_borders_agree():
     mesh = shared_mesh(depth=RANKS)

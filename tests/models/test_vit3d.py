@@ -95,6 +95,14 @@ def test_a_sample_that_some_ranks_have_nothing_of(network, axes):
     network("voxels", count=1).compare(axes)
 
 
+def test_the_checked_mode_finds_nothing_to_object_to(network, axes):
+    mesh = hp.Mesh(**axes)
+    with hp.checked() as check:
+        network("refined").pass_through(mesh)
+    assert len(check.log) > 100
+    mesh.free()
+
+
 @pytest.mark.ranks(min=2)
 def test_patches_with_the_borders_of_blocks_need_no_message():
     mesh = shared_mesh(depth=RANKS)
