@@ -1,6 +1,6 @@
 """Weights that are gathered ahead of use: while one layer computes, the weight of the next one is on its way.
 
-The order in which weights are used is that of the pass before, forward and backward. A program that comes to use them
+The order in which weights are used is that of the passes before, forward and backward. A program that comes to use them
 in another order is served all the same, after what flies in vain has landed. All decisions follow the program, hence
 are the same on all ranks.
 """
@@ -34,22 +34,24 @@ class Flight(NamedTuple):
 
 
 class Ahead:
-    """The order of the gathered weights of one plan; each fetch starts the next one.
+    """What follows what among the gathered weights of one plan; each fetch starts the next one.
 
-    One more weight than without is in memory. Passes with and without a tape have an order each.
+    A weight is foretold by the two uses before it, which tells forward from backward, and by whether operations are
+    recorded, which tells training from evaluation. One more weight than without is in memory.
     """
 
     def __init__(self) -> None:
-        self._orders: dict[bool, list[Use]] = {True: [], False: []}
-        self._at = 0
-        self._taped = True
+        self._next: dict[tuple[bool, Use | None, Use], Use] = {}
+        self._first: Use | None = None
+        self._last: Use | None = None
+        self._seen: tuple[bool, Use | None, Use] | None = None
         self._flight: Flight | None = None
         _all.append(weakref.ref(self))
 
     def fetch(self, tensor: Tensor, array: Any, source: Signature, target: Signature) -> Any:
         """Return `array`, the shard of `tensor` under `source`, moved to `target`; and start the next move."""
         use = Use(tensor, target)
-        order = self._follow(use)
+        coming = self._follow(use)
         flight, self._flight = self._flight, None
         if flight is not None and flight.use == use and flight.array is array:
             move = flight.move
@@ -58,25 +60,22 @@ class Ahead:
                 flight.move.abandon()
             move = Move(array, source, target)
         moved = move.wait()
-        if self._at < len(order):
-            coming = order[self._at]
+        if coming is not None:
             data = coming.tensor._data
             self._flight = Flight(coming, data, Move(data, coming.tensor.sig, coming.target))
         return moved
 
-    def _follow(self, use: Use) -> list[Use]:
-        """Enter a use in the order of the current kind of pass, and step behind it."""
-        if self._taped != autograd.taped() and not autograd.walking():
-            self._taped, self._at = autograd.taped(), 0
-        order = self._orders[self._taped]
-        if self._at >= len(order) or order[self._at] != use:
-            if order and order[0] == use and not autograd.walking():  # a forward pass begins
-                self._at = 0
-            else:
-                del order[self._at :]
-                order.append(use)
-        self._at += 1
-        return order
+    def _follow(self, use: Use) -> Use | None:
+        """Learn that `use` came next, and return what came after it the last time."""
+        if use == self._first and not autograd.walking():  # a forward pass begins: what went before says nothing of it
+            self._last = self._seen = None
+        if self._seen is None:
+            self._first = use
+        else:
+            self._next[self._seen] = use
+        self._seen = (autograd.grad_enabled(), self._last, use)
+        self._last = use
+        return self._next.get(self._seen)
 
     def forget(self, tensor: Tensor) -> None:
         """Drop what flies of a weight that has changed."""
@@ -85,11 +84,11 @@ class Ahead:
             self._flight = None
 
     def rewind(self) -> None:
-        """A backward has ended: what comes next is a pass from the start."""
+        """A backward has ended: the next pass comes after the weights have changed."""
         if self._flight is not None:
             self._flight.move.abandon()
             self._flight = None
-        self._at = 0
+        self._last = self._seen = None
 
 
 _all: list[weakref.ref[Ahead]] = []

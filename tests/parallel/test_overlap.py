@@ -250,6 +250,23 @@ def test_evaluation_between_steps_keeps_an_order_of_its_own() -> None:
     assert results[0][1] == results[1][1], "no weight was gathered in vain"
 
 
+@pytest.mark.ranks(min=2)
+def test_recomputed_blocks_gather_no_weight_in_vain() -> None:
+    grid = FourD(z=RANKS)
+    results = []
+    for overlap in (None, ("gather",)):
+        model = build(grid, overlap)
+        nn.recompute(model, "1")
+        sync = GradientSync(model)
+        for number in range(2):  # from the second step on the order of weights is known
+            with counter.counting() as sent:
+                _, grad = step(model, grid, sync, number)
+        results.append((grad.shard.copy(), {key: (t.messages, round(t.bytes)) for key, t in sent.items()}))
+        model.mesh.free()
+    assert np.allclose(results[0][0], results[1][0], rtol=1e-12)
+    assert results[0][1] == results[1][1]
+
+
 def fail_on_one_rank() -> None:
     grid = FourD(z=2)
     model = build(grid, ALL)
