@@ -88,7 +88,7 @@ class Op:
     linear: str | None = None
     passes_gradient = False
     logged = True  # in the checked mode; False where it depends on layouts whether the operation is there at all
-    expands = False  # see hpcpar.recomputation
+    expands = False
     saves_little = False  # whether what forward saves, but for operands, is small beside the result
     gives_early = False  # `backward_early` gives the gradient of the first operand before that of the others is there
 
@@ -105,6 +105,13 @@ class Op:
 
         `g` is this rank's shard of the gradient under ``rule.out.resolved``; it may be shared and is not changed. What
         is returned is new, or `g` itself, or a view of `g`: never an array that is kept elsewhere.
+        """
+        raise NotImplementedError(self.name)
+
+    def expand(self, saved: Any, contributions: Any, owned: Any) -> list[Node]:
+        """Of an operation that `expands`, in place of `backward`: where the walk goes on among operations made now.
+
+        `contributions` is the gradient as it came, under any layouts, None where none did; `owned` as in `Node`.
         """
         raise NotImplementedError(self.name)
 
