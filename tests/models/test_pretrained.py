@@ -170,6 +170,26 @@ def test_gradients_equal_those_of_transformers(name: str, shared_path: Path) -> 
             np.testing.assert_allclose(grad, wanted, rtol=0, atol=1e-12 if name == "gpt2" else 1e-6, err_msg=ours)
 
 
+def test_older_files_without_prefix_and_with_buffers_are_read(shared_path: Path) -> None:
+    """The files of the first releases were made from the network without its head, and hold masks."""
+    safetensors = pytest.importorskip("safetensors.numpy")
+    theirs = save_alone(network("gpt2"), shared_path, safetensors)
+    model = load_pretrained(shared_path, shared_mesh(batch=1, model=RANKS), dropout=0.0)
+    np.testing.assert_allclose(logits_of(model), their_logits(theirs), rtol=1e-5, atol=1e-5)
+
+
+def save_alone(model: Any, folder: Path, safetensors: Any) -> Any:
+    """Save a network under its inner names, with the masks of its attention."""
+    save(model, folder)
+    if MPI.COMM_WORLD.Get_rank() == 0:
+        path = folder / "model.safetensors"
+        tensors = {n.removeprefix("transformer."): v for n, v in safetensors.load_file(path).items()}
+        masks = {f"h.{i}.attn.bias": np.tril(np.ones((1, 1, 16, 16), np.float32)) for i in range(2)}
+        safetensors.save_file({**tensors, **masks}, path)
+    MPI.COMM_WORLD.barrier()
+    return model
+
+
 # ---- what is read
 
 

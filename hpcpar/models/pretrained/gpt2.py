@@ -13,7 +13,7 @@ MODEL_TYPES = ("gpt2",)
 ARCHITECTURE = "GPT2LMHeadModel"
 PREFIX = "transformer."
 """Before every name but the head's; files made from the model without its head lack it."""
-BUFFERS = ("attn.bias", "attn.masked_bias")
+BUFFERS = (".attn.bias", ".attn.masked_bias")
 """Ends of the names of what is stored and is no weight."""
 ACTIVATIONS = {
     "gelu_new": "gelu_tanh",

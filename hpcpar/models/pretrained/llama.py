@@ -13,7 +13,7 @@ from hpcpar.ops.rotary import SCALINGS
 MODEL_TYPES = ("llama", "mistral", "qwen2")
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM"}
 PREFIX = "model."
-BUFFERS = ("rotary_emb.inv_freq",)
+BUFFERS = (".rotary_emb.inv_freq",)
 """Ends of the names of what is stored and is no weight."""
 
 
