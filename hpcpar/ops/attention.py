@@ -115,16 +115,19 @@ def scaled_dot_product_attention(
 
 
 def _check_shapes(query: Tensor, key: Tensor, value: Tensor, grouped: bool) -> None:
-    shown = f"{NAME} of query {query.shape}, key {key.shape}, value {value.shape}"
-    if not query.ndim == key.ndim == value.ndim or query.ndim < 4:
-        raise ValueError(f"{shown}: all three have as many dims, the last ones heads, tokens and width")
-    if query.shape[:-3] != key.shape[:-3] or key.shape[:-1] != value.shape[:-1] or query.shape[-1] != key.shape[-1]:
-        raise ValueError(f"{shown}: expected (N, H, L, E), (N, G, S, E) and (N, G, S, V)")
-    h, g = query.shape[-3], key.shape[-3]
-    if h != g and not grouped:
-        raise ValueError(f"{shown}: {h} heads in query and {g} in key; enable_gqa=True shares the heads of the key")
-    if h != g and (g == 0 or h % g):
-        raise ValueError(f"{shown}: the {h} heads of the query do not divide into {g} groups")
+    q, k, v = query.shape, key.shape, value.shape
+    why = ""
+    if not len(q) == len(k) == len(v) or len(q) < 4:
+        why = "all three have as many dims, the last ones heads, tokens and width"
+    elif q[:-3] != k[:-3] or k[:-1] != v[:-1] or q[-1] != k[-1]:
+        why = "expected (N, H, L, E), (N, G, S, E) and (N, G, S, V)"
+    elif q[-3] != k[-3]:
+        if not grouped:
+            why = f"{q[-3]} heads in query and {k[-3]} in key; enable_gqa=True shares the heads of the key"
+        elif k[-3] == 0 or q[-3] % k[-3]:
+            why = f"the {q[-3]} heads of the query do not divide into {k[-3]} groups"
+    if why:
+        raise ValueError(f"{NAME} of query {q}, key {k}, value {v}: {why}")
     if not query.dtype == key.dtype == value.dtype or query.dtype.kind != "f":
         raise ValueError(
             f"{NAME}: dtypes are {query.dtype}, {key.dtype} and {value.dtype}; one float dtype is expected"

@@ -82,11 +82,6 @@ def overlapping() -> bool:
     return _Settings.overlap
 
 
-def overlapping() -> bool:
-    """Whether work is done while messages travel."""
-    return _Settings.overlap
-
-
 class Tile(NamedTuple):
     """One box of the result: where it lies, what it reads of the buffer, and the paddings of the kernel on it."""
 
