@@ -20,7 +20,7 @@ from ...generic.attention import check, heads_in_memory
 from ...precision import check_compute
 from ...visible import ALL, NONE, AttentionDropout, Sight, Visible
 from ..gemm import multiply
-from .functions import exp2_row, exponential2, largest
+from .functions import exp2_row, exponential2, largest, row_dot
 from .jit import inner, kernel
 from .random import kept_weights
 
@@ -114,11 +114,11 @@ def _slopes(scores, slope, low, high, lse, delta):
 
 @kernel
 def _deltas(g, out, delta):
-    for r in range(g.shape[0]):
-        total = 0.0
-        for c in range(g.shape[1]):
-            total += g[r, c] * out[r, c]
-        delta[r] = total
+    """Sums of g * out over the last dim of (N, L, H, V), as (N, H, L)."""
+    for n in range(g.shape[0]):
+        for i in range(g.shape[1]):
+            for h in range(g.shape[2]):
+                delta[n, h, i] = row_dot(g[n, i, h], out[n, i, h])
 
 
 @kernel
@@ -147,7 +147,7 @@ def attention_forward(query: Array, key: Array, value: Array, scale: float, visi
     if not _served(query, key, value):
         return NotImplemented
     n, h, length, _ = shape
-    e, width = query.shape[3], value.shape[3]
+    width = value.shape[3]
     out = heads_in_memory(query, h, length, width, query.dtype)
     lse = np.empty((n, h, length), query.dtype)
     room, product = _Room(query.dtype), partial(multiply, compute_dtype=compute_dtype)
@@ -155,7 +155,7 @@ def attention_forward(query: Array, key: Array, value: Array, scale: float, visi
         k, v = (room.copy(name, part.of_keys(a)) for name, a in (("k", key), ("v", value)))
         for tile in part.tiles:
             lead, flat = (*part.lead, tile.lines), math.prod(part.lead) * tile.lines
-            q = room.copy("q", tile.of(query), (*lead, e))
+            q = tile.lines_of(query, room, "q")
             summed = room("summed", (*lead, width))
             top, total, sums = room("top", (flat,)), room("total", (flat,)), room("lse", (flat,))
             for i, block in enumerate(tile.blocks):
@@ -189,19 +189,19 @@ def attention_backward(g: Array, query: Array, key: Array, value: Array, out: Ar
     check_compute(compute_dtype, query, key)
     if not _served(query, key, value, g, out, lse) or mask_gradient:
         return NotImplemented
-    e, width, dtype = query.shape[3], value.shape[3], query.dtype
+    e, dtype = query.shape[3], query.dtype
     dq, dk, dv = (heads_in_memory(a, *a.shape[1:], dtype) for a in (query, key, value))
     room, product = _Room(dtype), partial(multiply, compute_dtype=compute_dtype)
+    delta = np.empty(lse.shape, dtype)
+    _deltas(*(np.ascontiguousarray(a.transpose(0, 2, 1, 3)) for a in (g, out)), delta)
     for part in _parts(visible, shape, key.shape[1]):
         k, v = (room.copy(name, part.of_keys(a)) for name, a in (("k", key), ("v", value)))
         part_k, part_v = room.zeros("dk", k.shape), room.zeros("dv", v.shape)
         for tile in part.tiles:
             lead, flat = (*part.lead, tile.lines), math.prod(part.lead) * tile.lines
-            q = room.copy("q", tile.of(query), (*lead, e))
-            up = room.copy("g", tile.of(g), (*lead, width))
-            result = room.copy("out", tile.of(out), (flat, width))
-            sums, delta, part_q = room.copy("lse", tile.of(lse), (flat,)), room("delta", (flat,)), room("dq", q.shape)
-            _deltas(up.reshape(flat, width), result, delta)
+            q, up = tile.lines_of(query, room, "q"), tile.lines_of(g, room, "g")
+            sums, slopes_of = (room.copy(name, tile.of(a), (flat,)) for name, a in (("lse", lse), ("delta", delta)))
+            part_q = room("dq", (*lead, e))
             for i, block in enumerate(tile.blocks):
                 scores, slope = (room(name, (*lead, block.size)) for name in ("scores", "slope"))
                 keys = slice(None), slice(None), block.keys
@@ -212,7 +212,7 @@ def attention_backward(g: Array, query: Array, key: Array, value: Array, out: Ar
                 kept = None if dropout is None else tile.kept(dropout, block)
                 if kept is not None:
                     _drop(slopes, kept, dropout.factor)
-                _slopes(weights, slopes, low, high, sums, delta)
+                _slopes(weights, slopes, low, high, sums, slopes_of)
                 if kept is not None:
                     _drop(weights, kept, dropout.factor)
                 product(scores.swapaxes(2, 3), up, part_v[keys], add=True)
@@ -299,6 +299,13 @@ class _Tile:
     def of(self, a: Array) -> Array:
         """The rows of this tile of an array (N, H, L) or (N, H, L, width)."""
         return a[self.part.samples, self.part.heads, self.rows]
+
+    def lines_of(self, a: Array, room: _Room, name: str) -> Array:
+        """The rows of an array (N, H, L, width), those of one group below each other: a view where that is one."""
+        part, view = self.part, self.of(a)
+        if part.per_group == 1 and part.lead == (1, 1):
+            return view
+        return room.copy(name, view, (*part.lead, self.lines, a.shape[3]))
 
     def restrict(self, scores: Array, block: _Block) -> tuple[Array, Array]:
         """Apply masks to scores; the interval of each row, which repeats from head to head."""
