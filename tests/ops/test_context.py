@@ -394,6 +394,29 @@ def test_a_mesh_that_only_plans_counts_the_same_messages(scheme: str) -> None:
     assert run(virtual) == run(mesh)
 
 
+@pytest.mark.serial
+def test_a_ring_holds_a_few_blocks_of_keys_where_gathering_holds_them_all() -> None:
+    """Bytes of all arrays of one of 16 ranks above its operands, at most; the unit is a block of one operand."""
+    parts, shape = 16, (1, 4, 1600, 8)
+    unit = int(np.prod(shape)) * 4 // parts
+    peaks = {}
+    for scheme in ("ring", "gather"):
+        mesh = VirtualMesh({"s": parts}, 3)
+        sig = hp.signature.signature(mesh, shape, Layout(None, None, "s"))
+        with hp.kernels.outline.keeping() as ledger:
+            arrays = [hp.kernels.outline.zeros(sig.local_shape, np.float32) for _ in range(3)]
+            operands = [hp.from_shard(a, shape, mesh, sig.layout, True) for a in arrays]
+            y = F.scaled_dot_product_attention(*operands, context=scheme)
+            peaks[scheme] = (ledger.peak - 3 * unit) / unit
+            y.sum().backward()
+            peaks[f"{scheme} backward"] = (ledger.peak - 3 * unit) / unit
+    # keys and values: the own block, the one here and the one that comes; the result so far, of one block, and merged
+    assert peaks["ring"] < 3 * 2 + 3 + 0.5
+    # backward as many blocks, their sums likewise and the own one, and gradients of four operands
+    assert peaks["ring backward"] < 3 * 2 + 4 * 2 + 4 + 0.5
+    assert peaks["gather"] >= 2 * parts and peaks["gather backward"] >= 4 * parts
+
+
 @pytest.mark.ranks(exactly=4)
 def test_tokens_split_differently_are_refused_with_the_move_that_helps() -> None:
     mesh = shared_mesh(a=2, b=2)
