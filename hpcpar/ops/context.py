@@ -18,7 +18,7 @@ and in the backward pass
 - ``"gather"``: the same again, as two reduce-scatters.
 
 ``"ring"`` (Liu, Zaharia, Abbeel 2023, arXiv:2310.01889): keys and values travel, partial results are merged by the
-logarithms of their sums. A rank holds three blocks of keys. Those that no query of a rank can see, by causal and window,
+logarithms of their sums. A rank holds three blocks of keys. Those that no query of a rank can see, by causal or window,
 are not computed there, and go no further than to the last rank that needs them: causal, in natural order, that is half
 of the words in all, but the last rank has 2 N - 1 times the work of the first. ``order="zigzag"`` gives all the same.
 
