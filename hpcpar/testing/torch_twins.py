@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hpcpar.layout.maps import out_size
-from hpcpar.testing import transformer_twins
+from hpcpar.testing import grid_twins, transformer_twins
 
 if TYPE_CHECKING:
     from hpcpar.testing.cases import Case
@@ -170,4 +170,5 @@ TORCH: dict[str, Callable[..., Any]] = {
     "masked_l1_loss": _masked_difference(1),
     **{f"pool_and_unpool{n}d": _pool_and_unpool(n) for n in (1, 2, 3)},
     **transformer_twins.TORCH,
+    **grid_twins.TORCH,
 }

@@ -1,131 +1,19 @@
-"""Windows of a grid of tokens that cross the borders of shards, and attention inside them, against torch."""
+"""Windows of a grid of tokens that cross the borders of shards: what moves, and what is refused.
+
+Results and gradients for random windows and layouts are those of torch: `test_transformer_generator`.
+"""
 
 import numpy as np
 import pytest
 from mpi4py import MPI
 
 import hpcpar as hp
-from hpcpar.testing import (
-    CaseCount,
-    collective_assert,
-    compare_with_serial,
-    draw_layout,
-    draw_mesh,
-    run_cases,
-    shared_mesh,
-)
+from hpcpar.testing import collective_assert, shared_mesh
 from hpcpar.transport.counter import counting
 
 F, L = hp.functional, hp.Layout
 RANKS = MPI.COMM_WORLD.Get_size()
 DEPTH = {"depth": RANKS}
-LETTERS = "DHW"
-
-
-def torch_partition(x, window, shift):
-    """Fill up, roll, cut: as the Swin transformer is usually written."""
-    import torch
-
-    sizes, k = x.shape[1:-1], len(window)
-    grid = [-(-n // w) for n, w in zip(sizes, window, strict=True)]
-    fill = [m for n, g, w in zip(sizes[::-1], grid[::-1], window[::-1], strict=True) for m in (0, g * w - n)]
-    x = torch.nn.functional.pad(x, (0, 0, *fill))
-    x = torch.roll(x, [-s for s in shift], list(range(1, k + 1)))
-    x = x.reshape(x.shape[0], *[m for g, w in zip(grid, window, strict=True) for m in (g, w)], x.shape[-1])
-    x = x.permute(0, *range(1, 2 * k, 2), *range(2, 2 * k + 1, 2), 2 * k + 1)
-    return x.reshape(x.shape[0], *grid, int(np.prod(window)), x.shape[-1])
-
-
-def torch_merge(y, window, size, shift):
-    """The transpose of the partition, written out: what fills up is dropped."""
-    import torch
-
-    k = len(window)
-    y = y.reshape(y.shape[0], *y.shape[1 : k + 1], *window, y.shape[-1])
-    y = y.permute(0, *[d for i in range(1, k + 1) for d in (i, i + k)], 2 * k + 1)
-    y = y.reshape(y.shape[0], *[y.shape[2 * i + 1] * y.shape[2 * i + 2] for i in range(k)], y.shape[-1])
-    y = torch.roll(y, list(shift), list(range(1, k + 1)))
-    return y[(slice(None), *[slice(0, n) for n in size])]
-
-
-def torch_attention(q, k, v, bias, size, window, shift, scale):
-    """Scores with -inf between tokens that the roll or the filling brought together."""
-    import torch
-
-    full = [-(-n // w) * w for n, w in zip(size, window, strict=True)]
-    region = torch.zeros(1, *full, 1)
-    for d, (n, m, s) in enumerate(zip(size, full, shift, strict=True)):
-        place = torch.arange(m).reshape([m if i == d + 1 else 1 for i in range(len(size) + 2)])
-        # the roll moves the start of a dim to its end, behind what fills it up
-        region = region * 3 + torch.where(place >= n, 2, place < s)
-    region = torch_partition(region, window, shift)[..., 0]
-    apart = (region[..., :, None] != region[..., None, :])[..., None, :, :]
-    scores = torch.einsum("...te,...se->...ts", q, k) * scale + bias
-    return torch.softmax(scores.masked_fill(apart, -torch.inf), -1) @ v
-
-
-def torch_bias(table, window, largest):
-    """The bias of each pair of tokens, by their distances."""
-    import torch
-
-    rows = table.reshape(*[2 * w - 1 for w in largest], table.shape[1])
-    tokens = list(np.ndindex(*window))
-    away = [[tuple(a - b + w - 1 for a, b, w in zip(i, j, largest, strict=True)) for j in tokens] for i in tokens]
-    return torch.stack([torch.stack([rows[at] for at in row]) for row in away]).permute(2, 0, 1)
-
-
-def draw_windows(rng, dims):
-    size = tuple(int(n) for n in rng.integers(1, 8, dims))
-    window = tuple(int(w) for w in rng.integers(1, 4, dims))
-    return size, window, tuple(int(rng.integers(w)) for w in window)
-
-
-def test_partition_and_merge_equal_torch_for_random_windows_and_layouts():
-    pytest.importorskip("torch")
-
-    def case(rng):
-        dims = int(rng.integers(1, 4))
-        size, window, shift = draw_windows(rng, dims)
-        x = rng.standard_normal((int(rng.integers(1, 4)), *size, int(rng.integers(1, 4))))
-        mesh = draw_mesh(rng)
-        layout = draw_layout(rng, x.shape, mesh, partial=True)
-        y = compare_with_serial(
-            lambda a: F.window_partition(a, window, shift), lambda a: torch_partition(a, window, shift), [x], mesh,
-            [layout],
-        )  # fmt: skip
-        again = draw_layout(rng, y.shape, mesh, partial=True, forbid=[-2])
-        compare_with_serial(
-            lambda a: F.window_merge(a, window, size, shift), lambda a: torch_merge(a, window, size, shift),
-            [rng.standard_normal(y.shape)], mesh, [again],
-        )  # fmt: skip
-
-    assert run_cases(case, 40, seed=1) == CaseCount(accepted=40)
-
-
-def test_window_attention_equals_torch_for_random_windows_and_layouts():
-    torch = pytest.importorskip("torch")
-
-    def case(rng):
-        dims = int(rng.integers(1, 4))
-        size, window, shift = draw_windows(rng, dims)
-        grid = [-(-n // w) for n, w in zip(size, window, strict=True)]
-        tokens, heads, width = int(np.prod(window)), int(rng.integers(1, 4)), int(rng.integers(1, 4))
-        shape = (int(rng.integers(1, 4)), *grid, heads, tokens, width)
-        mesh = draw_mesh(rng)
-        layout = draw_layout(rng, shape, mesh, partial=True, forbid=[-1, -2])
-        largest = tuple(w + int(rng.integers(3)) for w in window)
-        table = rng.standard_normal((int(np.prod([2 * w - 1 for w in largest])), heads))
-        arrays = [*(rng.standard_normal(shape) for _ in range(3)), table]
-        kept = L(*[layout.entry(d) for d in range(len(shape))])
-        compare_with_serial(
-            lambda q, k, v, b: F.window_attention(
-                q, k, v, b, size=size, window_size=window, shift_size=shift, table_window=largest, scale=0.7
-            ),
-            lambda q, k, v, b: torch_attention(q, k, v, torch_bias(b, window, largest), size, window, shift, 0.7),
-            arrays, mesh, [layout, kept, kept, draw_layout(rng, arrays[3].shape, mesh)], parameters=[3], out=kept,
-        )  # fmt: skip
-
-    assert torch and run_cases(case, 25, seed=2) == CaseCount(accepted=25)
 
 
 def test_merge_undoes_partition_where_windows_hang_over_and_ranks_have_none():
