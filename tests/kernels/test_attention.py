@@ -324,6 +324,19 @@ def test_blocks_that_cannot_be_seen_are_passed_over(implementation, rng, small_b
     assert (states[np.triu_indices(6, 1)] == none).all()
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_outlines_have_the_shapes_and_memory_of_results(implementation, dtype):
+    arrays = [np.ones(s, dtype) for s in ((2, 4, 30, 8), (2, 2, 20, 8), (2, 2, 20, 6))]
+    visible = Visible(causal=True, mask=np.zeros((4, 1, 20), dtype))
+    results = []
+    for q, k, v in (arrays, [kernels.outline.empty(a.shape, a.dtype) for a in arrays]):
+        out, lse = kernels.attention_forward(q, k, v, 0.5, visible)
+        out, lse = kernels.attention_merge(out, lse, out, lse)
+        results.append((out, lse, *kernels.attention_backward(out, q, k, v, out, lse, 0.5, visible, None, True)))
+    for real, outline in zip(*results, strict=True):
+        assert (outline.shape, outline.dtype, outline.strides) == (real.shape, real.dtype, real.strides)
+
+
 def test_shapes_that_do_not_fit_are_refused(implementation):
     a = np.ones((2, 4, 3, 5))
     with pytest.raises(ValueError, match=r"query \(2, 4, 3, 5\), key \(2, 3, 3, 5\).* H a multiple of G"):
