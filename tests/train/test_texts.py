@@ -15,10 +15,13 @@ from hpcpar.data.text import make_text
 from hpcpar.kernels import compute_missing
 from hpcpar.mesh import Mesh
 from hpcpar.optim import GradScaler
+from hpcpar.plan.dry import dry_run
+from hpcpar.plan.jobs import task_of
 from hpcpar.testing.small_job import assert_same_run, read_records
 from hpcpar.train.config import ConfigError, make_job
 from hpcpar.train.resume import training_state
 from hpcpar.train.trainer import Trainer
+from hpcpar.transport.counter import counter
 
 STEPS = 12
 GPT = {"name": "gpt", "width": 16, "layers": 2, "heads": 4}
@@ -267,3 +270,21 @@ def test_products_in_half_precision_begin_alike_and_learn(dtype, text):
     np.testing.assert_allclose(split[0], whole[0], rtol=1e-4)
     np.testing.assert_allclose(split[:STEPS], whole[:STEPS], rtol=2e-2)
     assert split[STEPS - 1] < 0.9 * split[0]
+
+
+@pytest.mark.parametrize("layout", [{"order": "zigzag", "context": "ring"}, {"context": "all_to_all"}], ids=str)
+def test_a_dry_run_of_a_text_sends_what_a_step_sends(layout, text):
+    axes = {"batch": 1, "sequence": MPI.COMM_WORLD.size}
+    job = make_job(table(text, optim={"accumulate": 1}, mesh=axes, layout=layout))
+    mesh = Mesh(**axes)
+    trainer = Trainer(job, mesh)
+    batch = next(trainer.train_batches.stream())
+    with counter.counting() as sent:
+        trainer.train_step([batch])
+    trainer.close()
+    bill = dry_run(task_of(job, trainer.task.sample()), axes, mesh.rank)
+    assert {k: (t.messages, t.bytes) for k, t in bill.messages.items()} == {
+        k: (t.messages, t.bytes) for k, t in sent.items()
+    }
+    assert trainer.estimate.memory == bill.memory
+    mesh.free()
