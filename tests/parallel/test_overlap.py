@@ -5,7 +5,6 @@ Whether a message is in flight is read from the order of events, never from a cl
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import numpy as np
@@ -279,10 +278,8 @@ def fail_on_one_rank() -> None:
 
 @pytest.mark.spawns_mpi
 def test_an_error_on_one_rank_ends_the_job_while_messages_fly() -> None:
-    begin = time.monotonic()
-    run = mpi_run(2, fail_on_one_rank, timeout=60)
+    run = mpi_run(2, fail_on_one_rank, timeout=60)  # which raises where the job hangs
     assert run.returncode != 0 and "ZeroDivisionError" in run.transcript()
-    assert time.monotonic() - begin < 60
 
 
 def test_plans_refuse_overlaps_they_do_not_know() -> None:
