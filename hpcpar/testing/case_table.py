@@ -29,9 +29,18 @@ class Row:
         return str(count["pass"]) if count["pass"] else "-"
 
 
+_ADAPTED = {
+    "attention": "scaled_dot_product_attention",
+    "batch_norm_and_statistics": "batch_norm",
+    "index": "x[...]",
+    "overlapped_linear": "linear, overlapping",
+    "token_cross_entropy": "cross_entropy, tokens",
+}
+
+
 def operation_name(op: str) -> str:
     """Return the name of a row: functions of one to three dims share it, and adapters of tests carry that of the op."""
-    plain = {"batch_norm_and_statistics": "batch_norm", "index": "x[...]"}.get(op, op.removeprefix("masked_"))
+    plain = _ADAPTED.get(op, op.removeprefix("masked_"))
     return re.sub(r"pool_and_unpool", "max_unpool", re.sub(r"[123]d$", "1d, 2d, 3d", plain))
 
 
