@@ -34,7 +34,7 @@ Case = tuple[str, dict[str, int], Spread]
 
 
 def cases(n: int) -> list[Case]:
-    """Each mode with one of the two families; at 4 ranks two modes at a time."""
+    """Each mode with one of the two families: at 2 ranks every one, at 4 two at a time, at 3 where nothing is even."""
     if n == 1:
         return [("gpt", {"model": 1}, SHARDED), ("llama", {"sequence": 1}, RING_SHARDED)]
     if n == 4:
@@ -47,17 +47,22 @@ def cases(n: int) -> list[Case]:
             ("gpt", {"batch": 2, "sequence": 2}, RING_SHARDED),
             ("llama", {"model": 4}, SEQUENCE_PARALLEL),
         ]
-    return [
-        ("llama", {"batch": n}, TENSOR),
+    both = [
         ("gpt", {"batch": n}, SHARDED),
         ("llama", {"model": n}, TENSOR),
         ("gpt", {"model": n}, SEQUENCE_PARALLEL),
-        ("gpt", {"sequence": n}, RING),
         ("llama", {"sequence": n}, RING_ZIGZAG),
-        ("llama", {"sequence": n}, ALL_TO_ALL),
         ("gpt", {"sequence": n}, GATHER_ZIGZAG),
+    ]
+    if n == 3:
+        return both
+    further = [
+        ("llama", {"batch": n}, TENSOR),
+        ("gpt", {"sequence": n}, RING),
+        ("llama", {"sequence": n}, ALL_TO_ALL),
         ("gpt", {"sequence": n}, RING_SHARDED),
     ]
+    return both + further
 
 
 def name_of(case: Case) -> str:
