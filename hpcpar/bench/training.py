@@ -95,7 +95,11 @@ def _half(case: Case, label: str, options: Options) -> list[Measure]:
 
 
 def split_depth(options: Options) -> list[Measure]:
-    """A sample split in depth over all ranks, beside one rank."""
+    """A sample split in depth over all ranks, beside one rank; and what the machine allows.
+
+    Cores share memory and, often, their clock. So many independent steps of one rank at once show what is left of each:
+    their time, parted by their number, is what a split without messages and rims could reach.
+    """
     found: list[Measure] = []
     for case in networks(options.quick):
         label = LABELS[case.network]
@@ -103,8 +107,12 @@ def split_depth(options: Options) -> list[Measure]:
             arena.add("1 rank", ours(case))
             arena.add("split", ours(case, "depth", options.ranks))
             found += arena.compare("ranks", f"{label}, depth split", case, "split", options)
+            arena.add("at once", ours(case, copies=options.ranks))
             seconds = arena.race(options)
         found.append(_step_time("ranks", f"{label}: 1 rank", seconds["1 rank"]))
+        limit = [took / options.ranks for took in seconds["at once"]]
+        words = f"{label}: {options.ranks} independent runs of 1 rank at once / {options.ranks} / 1 rank"
+        found.append(ratio("ranks", words, limit, seconds["1 rank"], "what this machine allows a split"))
         found.append(_step_time("ranks", f"{label}: depth split over {options.ranks} ranks", seconds["split"]))
         name = f"{label}: depth split over {options.ranks} ranks / 1 rank"
         found.append(ratio("ranks", name, seconds["split"], seconds["1 rank"]))
@@ -132,9 +140,9 @@ def split_batch(options: Options) -> list[Measure]:
     return found
 
 
-def ours(case: Case, axis: str = "batch", ranks: int = 1) -> Worker:
-    """Return the contestant of this package."""
-    return Worker(["-m", "mpi4py", "-m", "hpcpar.bench.ours", case.text(), axis], ranks)
+def ours(case: Case, axis: str = "batch", ranks: int = 1, copies: int = 1) -> Worker:
+    """Return the contestant of this package: one job, or several at once that know nothing of each other."""
+    return Worker(["-m", "mpi4py", "-m", "hpcpar.bench.ours", case.text(), axis], ranks, copies)
 
 
 def theirs(case: Case, weights: Path, style: str, ranks: int = 1, folder: Path | None = None) -> Worker:

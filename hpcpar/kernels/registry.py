@@ -153,6 +153,12 @@ def available(name: str) -> bool:
     return name not in _State.missing
 
 
+def lose(name: str, why: str) -> None:
+    """Use an implementation no more in this process."""
+    _State.missing[name] = why
+    _State.host.clear()
+
+
 def notice(text: str) -> None:
     """Warn once per process."""
     if text not in _State.told:

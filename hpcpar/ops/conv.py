@@ -3,7 +3,8 @@
 The channels follow the rule of einsum (see `hpcpar.ops.linear`), the positions that of the halo engine. The gradient
 pulls a halo of dY: one haloed dY serves dX of the own block, computed by one kernel, and dW from the own block of x
 without any halo, since each pair of an input and an output is counted once, by the owner of the input. Nothing but the
-activation is kept. (Padding modes other than zeros keep the haloed input and push the gradient back instead.)
+activation is kept. (Where x needs no gradient and is smaller than dY, as in a first layer, a halo of x is pulled again
+and makes dW with the own block of dY. Padding modes other than zeros keep the haloed input and push the gradient back.)
 """
 
 from __future__ import annotations

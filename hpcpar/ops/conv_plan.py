@@ -179,6 +179,7 @@ class ConvPlan:
         self.groups, self.w_shape = lay.groups, lay.w.local_shape
         self.rounding = ROUNDING if geometry.compute_dtype == "bfloat16" else 0.0
         self.pulls = geometry.mode == "zeros"
+        self.x_is_less = lay.x.size <= result.size
         self.ahead = WindowPass(lay.x, result, geometry, kernel, lay)
         self.back = ScatterPass(result.resolved, lay.x, geometry, kernel, lay) if self.pulls else None
 
@@ -191,6 +192,8 @@ class ConvPlan:
     def pull(self, saved: Any, g: Any, needs: tuple[bool, ...]) -> list[Any]:
         """Gradients from the own block of x and a haloed dY."""
         (x, w), back = saved, self.back
+        if needs[1] and not needs[0] and self.x_is_less:  # the first layer: a halo of its few channels does
+            return self.push((self.ahead.halo.start(x).wait(), w), g, needs)
         grads: list[Any] = [None] * len(needs)
         g = kernels.to_channels_last(g)  # a part of a concatenation's gradient is copied once, not by each kernel
         pending = back.halo.start(g) if needs[0] or needs[1] else None

@@ -93,6 +93,7 @@ def test_two_ranks():
     found = figures("ranks")
     for label in ("CosmoFlow", "U-Net"):
         assert found[f"{label}: depth split over 2 ranks / 1 rank"] > 0
+        assert found[f"{label}: 2 independent runs of 1 rank at once / 2 / 1 rank"] > 0
         assert 0 < found[f"{label}, depth split: gradients, 1 rank - float64"] < 1e-4
         assert 0 < found[f"{label}, depth split: gradients, split - float64"] < 1e-4
         assert (found[f"{label}: batch split over 2 ranks / torch DDP at its best"] is not None) == torch_is_here

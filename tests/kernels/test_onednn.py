@@ -1,6 +1,9 @@
 """What is particular to the oneDNN kernels: views without copies, threads, the bounded cache, refusals."""
 
 import gc
+import os
+import subprocess
+import sys
 import threading
 import weakref
 
@@ -128,3 +131,37 @@ def test_gradients_of_weights_whose_windows_hang_over_the_ends_are_right(
     got = kernels.conv_backward_weight(x, dy, *arguments, compute_dtype=compute_dtype)
     want = kernels.conv_backward_weight(x.astype(np.float64), dy.astype(np.float64), *arguments)
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+FORKED = """
+import os, sys, warnings
+import numpy as np
+from hpcpar import kernels
+
+warnings.simplefilter("ignore")
+rng = np.random.default_rng(0)
+x = kernels.to_channels_last(rng.standard_normal((1, 16, 16, 16, 16), np.float32))
+w = rng.standard_normal((16, 16, 3, 3, 3), np.float32)
+a, b = (rng.standard_normal((256, 256), np.float32) for _ in range(2))
+
+
+def results():
+    y = kernels.conv_forward(x, w, None, (1,) * 3, ((1, 1),) * 3, (1,) * 3)
+    return float(np.abs(y).sum()), float(np.abs(kernels.matmul(a, b)).sum())
+
+
+before = results()
+child = os.fork()
+if child == 0:
+    os._exit(0 if np.allclose(results(), before, rtol=1e-4) else 3)
+code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+assert results() == before
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_child_forked_after_kernels_ran_does_not_wait_for_threads_that_are_gone(threads):
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    done = subprocess.run([sys.executable, "-c", FORKED], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import cache
 from math import prod
@@ -80,3 +81,6 @@ def _library() -> Callable | None:
     from .onednn.library import load
 
     return load().c.dnnl_sgemm
+
+
+os.register_at_fork(after_in_child=_library.cache_clear)  # see `onednn.library`

@@ -14,6 +14,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from ... import registry
+
 NAME = "libdnnl.so.3"
 WHEELS = ("onednn-cpu-gomp", "onednn-cpu-iomp", "onednn-cpu-tbb", "onednn")
 
@@ -150,12 +152,29 @@ def load() -> Library:
 def facts() -> dict[str, str]:
     """Version, path, instruction set, threads and the dtypes of products, for ``hpcpar info``."""
     library = load()
-    try:
-        threads = str(ctypes.CDLL("libgomp.so.1").omp_get_max_threads())
-    except OSError:
-        threads = os.environ.get("OMP_NUM_THREADS", "all")
-    return {"version": library.version, "library": library.path, "isa": library.isa(), "threads": threads,
+    count = threads()
+    return {"version": library.version, "library": library.path, "isa": library.isa(),
+            "threads": "all" if count is None else str(count),
             "compute": ", ".join(["float32", *["bfloat16"] * library.bfloat16, *["float16"] * library.float16])}
+
+
+def threads() -> int | None:
+    """How many threads kernels use; None where that is not known, then as many as there are cores."""
+    try:
+        return ctypes.CDLL("libgomp.so.1").omp_get_max_threads()
+    except OSError:
+        asked = os.environ.get("OMP_NUM_THREADS", "")
+        return int(asked) if asked.isdigit() else None
+
+
+def _forked() -> None:
+    """In a forked child the threads of the parent's pool are gone, and a kernel would wait for them forever."""
+    if load.cache_info().currsize and threads() != 1:
+        registry.lose("onednn", "oneDNN's threads did not come through fork (start workers by spawn, or with "
+                                "OMP_NUM_THREADS=1)")
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def _wheel_files() -> Iterator[str]:
