@@ -6,7 +6,6 @@ A job of its own: ``python -m mpi4py -m hpcpar.bench.messages``.
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +15,7 @@ import hpcpar as hp
 from hpcpar.bench import process
 from hpcpar.bench.measure import Measure, in_turns, rate, ratio, spread
 from hpcpar.bench.options import Options
+from hpcpar.bench.progress import progress, together
 from hpcpar.layout.layout import Layout
 from hpcpar.layout.maps import window_map
 from hpcpar.layout.plan import block_plan
@@ -28,20 +28,6 @@ from hpcpar.transport import yardstick
 
 PIECES = (256 << 10, 1 << 20, 2 << 20, 4 << 20)
 """Sizes in which plain MPI is tried."""
-
-
-def together(function: Callable[[], Any], calls: int = 1) -> Callable[[], float]:
-    """Return a contestant that all ranks run at once; seconds a call, from the first's start to the last's end."""
-
-    def run() -> float:
-        yardstick.barrier()
-        begin = time.perf_counter()
-        for _ in range(calls):
-            function()
-        yardstick.barrier()
-        return (time.perf_counter() - begin) / calls
-
-    return run
 
 
 def machine(options: Options) -> list[Measure]:
@@ -165,7 +151,7 @@ def main() -> None:
 
     handlers = {
         f.__name__: lambda f=f, **options: [m.plain() for m in f(Options(**options))]
-        for f in (machine, reductions, halos)
+        for f in (machine, reductions, halos, progress)
     }
     process.serve(handlers, receive, process.answer if rank == 0 else lambda value: None)
 

@@ -56,7 +56,7 @@ def run(groups: Sequence[str], options: Options, say: Callable[[str], None] | No
         elif group == "steps":
             found += training.steps(options)
         elif group == "ranks":
-            found += with_ranks(["reductions", "halos"], options)
+            found += with_ranks(["reductions", "halos", "progress"], options)
             found += training.split_depth(options) + training.split_batch(options)
         elif group == "memory":
             found += resources.memory(options) + resources.imports(options)

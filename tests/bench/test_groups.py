@@ -101,6 +101,7 @@ def test_two_ranks():
             assert 0 < found[f"{label}, batch split: gradients, hpcpar - float64"] < 1e-4
             assert 0 < found[f"{label}, batch split: gradients, DDP - float64"] < 1e-4
     assert names_with(found, "gradient all-reduce") and names_with(found, "halo exchange")
+    assert len(names_with(found, "summed: ")) == 5
 
 
 @pytest.mark.watchdog(600)  # starts many processes
