@@ -267,7 +267,9 @@ def _visit(node: Node, retain_graph: bool) -> None:
             gradient = settle(contributions, rule.out.resolved)
             if gradient.__class__ is under_way.Move:
                 gradient = gradient.wait()
-            saved = whole(node.saved)
+            saved = node.saved
+            if saved.__class__ is not tuple:
+                saved = whole(saved)
             if node.op.gives_early and _reduces_early(node):
                 given = 0
                 grads = node.op.backward_early(rule, saved, gradient, node.needs, partial(_give_early, node))
@@ -281,14 +283,18 @@ def _visit(node: Node, retain_graph: bool) -> None:
     for i, child in enumerate(node.inputs):
         if child is None or i == given:
             continue
-        leaf = child.op is None
-        if grads is not None:
-            grad = grads[i]
-            if grad is not None:
-                child.add(rule.grads[i], grad, leaf and _is_own(grad, gradient))
         child.waiting -= 1
-        if leaf and child.waiting == 0:
-            _finish_leaf(child)
+        grad = None if grads is None else grads[i]
+        if child.op is not None:
+            if grad is not None:
+                child.add(rule.grads[i], grad)
+        elif child.waiting or child.contributions is not None or grad is None:
+            if grad is not None:
+                child.add(rule.grads[i], grad, _is_own(grad, gradient))
+            if not child.waiting:
+                _finish_leaf(child)
+        else:  # the usual leaf: all of its gradient is here
+            child.leaf._receive(rule.grads[i], grad, _is_own(grad, gradient))
 
 
 def _expand(node: Node, retain_graph: bool) -> None:

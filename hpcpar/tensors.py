@@ -215,13 +215,16 @@ class Tensor:
             shard = gradient.moved(self.sig.resolved)
         autograd.backward(self, shard, retain_graph)
 
+    def _receive(self, sig: Signature, grad: Any, own: bool) -> None:
+        """Take the gradient of a leaf that comes in one piece."""
+        if sig is self.sig and self.grad is None and sig.shape and not sig.partial:
+            self._take(grad if own else grad.copy(order="K"), sig)
+        else:
+            self._accumulate({sig: grad}, (sig,) if own else ())
+
     def _accumulate(self, contributions: Contributions, owned: Collection[Signature]) -> None:
         """Take the complete gradient of a leaf: a memory of its own, whatever the contributions share with others."""
-        held, sig = self.grad, self.sig
-        if held is None and len(contributions) == 1 and sig.shape and not sig.partial and sig in contributions:
-            grad = contributions[sig]  # the usual case: complete, as this tensor lies
-            self._take(grad if owned else grad.copy(order="K"), sig)
-            return
+        held = self.grad
         if self.is_parameter:
             target = autograd.parameter_target(contributions, self.sig, None if held is None else held.sig)
         else:

@@ -82,6 +82,7 @@ class Contraction:
         right = [c for c in b if c not in a]
         self.counts = len(batch), len(left), len(inner)
         whole = not batch and not any(self.alone)
+        self.is_float32 = equation.compute_dtype == "float32"
         self.is_matrix_product = whole and len(left) == len(inner) == len(right) == 1
         self.single = len(equation.operands) == 1
         self.order_a = _order(a, a if self.single else [*batch, *left, *inner])
@@ -90,9 +91,11 @@ class Contraction:
 
     def __call__(self, a: Any, b: Any = None) -> Any:
         if self.is_matrix_product:
-            product = _product(
-                a if self.order_a is None else a.T, b if self.order_b is None else b.T, self.equation.compute_dtype
-            )
+            a, b = a if self.order_a is None else a.T, b if self.order_b is None else b.T
+            if self.is_float32 and a.size * b.shape[-1] < SMALL:
+                product = a.dot(b)
+            else:
+                product = kernels.matmul(a, b, self.equation.compute_dtype)
             return product if self.order_out is None else product.T
         if self.alone[0]:
             a = a.sum(axis=self.alone[0])

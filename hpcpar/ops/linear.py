@@ -305,8 +305,10 @@ def volume_linear(
 
 def _contract(equation: Equation, x: Tensor, weight: Tensor, bias: Tensor | None, out: Layout | None) -> Tensor:
     static = equation, out, (x.is_parameter, weight.is_parameter)
-    plain, biased = _in_pieces() if weight.overlap else (_einsum, _biased)
-    y = plain((x, weight), static) if bias is None else biased((x, weight, bias), static)
+    if bias is None:
+        y = (_in_pieces()[0] if weight.overlap else _einsum)((x, weight), static)
+    else:
+        y = (_in_pieces()[1] if weight.overlap else _biased)((x, weight, bias), static)
     return y if out is None else repartition(y, out)
 
 
