@@ -56,8 +56,7 @@ def attention_forward(query: Array, key: Array, value: Array, scale: float, visi
     """
     _allow(compute_dtype, query, key)
     xp, work = array_module(query), work_dtype(query)
-    n, h, length, _ = query.shape
-    shape = check(query, key, value)
+    n, h, length, _ = shape = check(query, key, value)
     g, width = key.shape[1], value.shape[3]
     out = heads_in_memory(query, h, length, width, query.dtype)
     lse = xp.full((n, h, length), -np.inf, work)
@@ -78,8 +77,7 @@ def attention_forward(query: Array, key: Array, value: Array, scale: float, visi
                 highest = np.maximum(top, scores.max(axis=-1))
                 # nothing seen yet: subtracting zero keeps the weights 0, where -inf - -inf were NaN
                 safe = xp.where(highest == -np.inf, work.type(0), highest)
-                weights = np.exp(scores - safe[..., None])
-                shrink = np.exp(top - safe)
+                weights, shrink = np.exp(scores - safe[..., None]), np.exp(top - safe)
                 total = total * shrink + weights.sum(axis=-1)
                 if dropout is not None:
                     weights *= _kept(dropout, sight, samples, rows, keys, weights)

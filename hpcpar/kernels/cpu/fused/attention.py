@@ -200,7 +200,7 @@ def attention_backward(g: Array, query: Array, key: Array, value: Array, out: Ar
         for tile in part.tiles:
             lead, flat = (*part.lead, tile.lines), math.prod(part.lead) * tile.lines
             q, up = tile.lines_of(query, room, "q"), tile.lines_of(g, room, "g")
-            sums, slopes_of = (room.copy(name, tile.of(a), (flat,)) for name, a in (("lse", lse), ("delta", delta)))
+            sums, means = (room.copy(name, tile.of(a), (flat,)) for name, a in (("lse", lse), ("delta", delta)))
             part_q = room("dq", (*lead, e))
             for i, block in enumerate(tile.blocks):
                 scores, slope = (room(name, (*lead, block.size)) for name in ("scores", "slope"))
@@ -212,7 +212,7 @@ def attention_backward(g: Array, query: Array, key: Array, value: Array, out: Ar
                 kept = None if dropout is None else tile.kept(dropout, block)
                 if kept is not None:
                     _drop(slopes, kept, dropout.factor)
-                _slopes(weights, slopes, low, high, sums, slopes_of)
+                _slopes(weights, slopes, low, high, sums, means)
                 if kept is not None:
                     _drop(weights, kept, dropout.factor)
                 product(scores.swapaxes(2, 3), up, part_v[keys], add=True)
@@ -246,6 +246,7 @@ class _Room:
         return held[:size].reshape(shape)
 
     def zeros(self, name: str, shape: tuple[int, ...]) -> Array:
+        """The array with that name, filled with zeros."""
         made = self(name, shape)
         made[...] = 0
         return made
