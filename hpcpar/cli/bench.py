@@ -18,7 +18,8 @@ PARALLEL = False
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("groups", nargs="*", metavar="GROUP", help="kernels, attention, ops, steps, ranks, memory, share (all)")
+    names = "kernels, attention, ops, steps, ranks, memory, share (all)"
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help=names)
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that all runs: figures mean nothing")
     parser.add_argument("--repeats", type=_positive, metavar="N", help="repeats of everything that is measured")
     parser.add_argument("--ranks", type=_positive, default=2, metavar="N", help="ranks of what is split (default: 2)")

@@ -6,8 +6,8 @@ from collections.abc import Collection
 
 from hpcpar.layout.layout import Layout
 from hpcpar.models.decoder_config import DecoderConfig
-from hpcpar.parallel.products import Grid
 from hpcpar.parallel.plan import Entry, Placement
+from hpcpar.parallel.products import Grid
 
 
 def grid_placements(
