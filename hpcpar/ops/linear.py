@@ -19,7 +19,7 @@ from hpcpar import scope
 from hpcpar.kernels import ROUNDINGS
 from hpcpar.layout.layout import Layout, LayoutError
 from hpcpar.mesh import Mesh
-from hpcpar.ops.contraction import Contraction, ContractionGradient, Equation, parse
+from hpcpar.ops.contraction import SMALL, Contraction, ContractionGradient, Equation, parse
 from hpcpar.ops.core import Op, Rule
 from hpcpar.ops.repartition import repartition
 from hpcpar.ops.shape import expand, squeeze, unsqueeze
@@ -93,11 +93,17 @@ class Biased(Einsum):
         lost = result.mesh.sort([a for stack in result.dims[:-1] for a in stack])
         moves = [s if m is None else m for s, m in zip(sigs, product.moves or (None, None), strict=False)]
         rows = tuple(range(len(result.shape) - 1))
-        return Rule(result, [*moves, bias], [*product.grads, bias.with_partial(lost)], sigs, (*product.plan, rows))
+        contraction = product.plan[0]
+        orders = contraction.order_a is None and contraction.order_b is not None and contraction.order_out is None
+        small = moves[0].local_size * moves[1].local_shape[0] < SMALL
+        # where nothing is left to decide at each call
+        direct = contraction.is_matrix_product and contraction.is_float32 and orders and small
+        plan = (*product.plan, rows, direct)
+        return Rule(result, [*moves, bias], [*product.grads, bias.with_partial(lost)], sigs, plan)
 
     def forward(self, rule: Rule, arrays: Sequence[Any], extra: Any) -> tuple[Any, Any]:
         x, weight, bias = arrays
-        y = rule.plan[0](x, weight)
+        y = x.dot(weight.T) if rule.plan[4] else rule.plan[0](x, weight)
         if y.dtype is bias.dtype:
             y += bias
         else:
@@ -105,7 +111,7 @@ class Biased(Einsum):
         return y, (x, weight)
 
     def backward(self, rule: Rule, saved: Any, g: Any, needs: tuple[bool, ...]) -> tuple:
-        _, (of_x, of_weight), _, rows = rule.plan
+        _, (of_x, of_weight), _, rows, _ = rule.plan
         return (
             of_x(g, saved, saved[0].shape) if needs[0] else None,
             of_weight(g, saved, saved[1].shape) if needs[1] else None,
