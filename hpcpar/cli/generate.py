@@ -74,7 +74,8 @@ def _load(source: Path, mesh: Mesh) -> tuple[Decoder, Tokens, list[int]]:
         return model, tokens, [tokens.end]  # in the data each document begins with it
     about = from_first(mesh.world, lambda: read_table(source))
     end = about.get("eos_token_id")
-    tokens = FileTokens(from_first(mesh.world, lambda: _tokenizer(source)), end[0] if isinstance(end, list) else end)
+    text, end = from_first(mesh.world, lambda: _tokenizer(source)), end[0] if isinstance(end, list) else end
+    tokens = FileTokens(text, end, source / "tokenizer.json")
     # texts of Llama and Mistral begin with a token, those of GPT-2 and Qwen 2 do not
     begin = about.get("bos_token_id") if about.get("model_type") in ("llama", "mistral") else None
     return load_pretrained(source, mesh), tokens, [] if begin is None else [begin]

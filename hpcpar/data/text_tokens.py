@@ -67,6 +67,8 @@ class FileTokens:
     end : str or int, optional
         The token that ends a document. By default the first of `END_WORDS` that the vocabulary has, else a new one
         behind all others.
+    source : path, optional
+        The file, for errors.
 
     Raises
     ------
@@ -76,9 +78,9 @@ class FileTokens:
         The file is no tokenizer, or has no such token.
     """
 
-    def __init__(self, text: str, end: str | int | None = None) -> None:
+    def __init__(self, text: str, end: str | int | None = None, source: str | os.PathLike = "the vocabulary") -> None:
         self.text = text
-        self._made = _load(text)
+        self._made = _load(text, source)
         known = self._made.get_vocab_size(with_added_tokens=True)
         self.end = self._find_end(end, known)
         self.size = max(known, self.end + 1)
@@ -103,7 +105,7 @@ class FileTokens:
         return self._made.decode([int(t) for t in tokens if t != self.end])
 
 
-def _load(text: str) -> Any:
+def _load(text: str, source: str | os.PathLike) -> Any:
     try:
         import tokenizers
     except ModuleNotFoundError:
@@ -112,14 +114,14 @@ def _load(text: str) -> Any:
     try:
         return tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # noqa: BLE001 (the library raises plain Exception)
-        raise DataError(f"this is no tokenizer.json: {error}") from None
+        raise DataError(f"{source} is no tokenizer.json: {error}") from None
 
 
 def make_tokens(tokenizer: str | os.PathLike | None = None, end: str | None = None) -> Tokens:
     """Return the vocabulary of a file, or of bytes without one."""
     if tokenizer is None:
         return ByteTokens()
-    return FileTokens(Path(tokenizer).read_text(encoding="utf-8"), end)
+    return FileTokens(Path(tokenizer).read_text(encoding="utf-8"), end, tokenizer)
 
 
 def tokens_from(text: str, end: int) -> Tokens:

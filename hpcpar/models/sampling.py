@@ -35,7 +35,7 @@ class Sampling:
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k is at least 1, got {self.top_k}")
         if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p is a probability above 0, got {self.top_p}")
+            raise ValueError(f"top_p is above 0 and at most 1, got {self.top_p}")
 
     def choose(self, logits: np.ndarray, step: int) -> np.ndarray:
         """Return one token for each row of logits (N, V).

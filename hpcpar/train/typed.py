@@ -104,6 +104,8 @@ class _Reader:
             home += f" with {tag} = {' or '.join(map(repr, words))}"
         near = difflib.get_close_matches(name, keys, 1, 0.6)
         elsewhere = [k for k in self.known if k.rpartition(".")[2] == name]
+        if not near and not elsewhere:  # a key of the same table before those of others
+            near = difflib.get_close_matches(name, keys, 1, 0.5)
         found = (
             [_join(path, near[0])] if near else elsewhere or difflib.get_close_matches(full, list(self.known), 1, 0.6)
         )

@@ -81,6 +81,9 @@ def test_a_folder_of_the_libraries_writes_in_its_words(tmp_path: Path, capsys: p
         save_pretrained(llama(6, 8, 1, 2, kv_heads=1, hidden=8, init_std=0.5), tmp_path)
     assert main(["generate", str(tmp_path), "--prompt", "the"]) == 2
     assert "has no tokenizer.json, which says what the tokens mean" in capsys.readouterr().err
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert main(["generate", str(tmp_path), "--prompt", "the"]) == 2
+    assert f"{tmp_path / 'tokenizer.json'} is no tokenizer.json" in capsys.readouterr().err
     made.save(str(tmp_path / "tokenizer.json"))
     about = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**about, "bos_token_id": 1, "eos_token_id": [0, 1]}))

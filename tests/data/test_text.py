@@ -135,7 +135,7 @@ def test_a_tokenizer_goes_into_the_files(tmp_path):
     with pytest.raises(DataError, match="no token '<eos>'"):
         make_tokens(tmp_path / "tokenizer.json", "<eos>")
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(DataError, match="no tokenizer.json"):
+    with pytest.raises(DataError, match=f"{tmp_path / 'tokenizer.json'} is no tokenizer.json"):
         make_tokens(tmp_path / "tokenizer.json")
 
 

@@ -145,7 +145,7 @@ def test_what_cannot_be_generated_is_said() -> None:
         generate(model, PROMPTS, 20)
     with pytest.raises(ValueError, match="at least one token"):
         generate(model, [[1], []], 2)
-    for wrong in ({"temperature": -1.0}, {"top_k": 0}, {"top_p": 0.0}):
+    for wrong in ({"temperature": -1.0}, {"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.5}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             generate(model, PROMPTS, 1, **wrong)
 

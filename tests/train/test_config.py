@@ -136,6 +136,7 @@ def test_an_exception_from_bfloat16_that_names_no_convolution_is_a_mistake(job_f
     [
         ("run.setps=3", ["--set run.setps=3", "unknown key run.setps", "did you mean run.steps?"]),
         ("rum.steps=3", ["unknown key rum", "did you mean run?"]),
+        ("model={name = 'gpt', vocab_size = 9}", ["unknown key model.vocab_size", "did you mean model.vocabulary?"]),
         ("run.lr=0.1", ["unknown key run.lr", "did you mean optim.lr?"]),
         ("optim.momentum=0.9", ["unknown key optim.momentum", "it belongs to sgd", "name = 'adamw'"]),
         ("run.steps=many", ["run.steps must be an integer, got 'many' (a string)"]),

@@ -181,7 +181,7 @@ def assert_same_records(records: list[dict], expected: list[dict]) -> None:
         ({"model": {"vocabulary": 100}}, "model.vocabulary is 100, but .* has 257 tokens"),
         ({"loss": {"ignore_index": 32}}, "loss.ignore_index is 32, which is a token"),
         ({"model": {"heads": 3, "kv_heads": 2}}, "heads"),
-        ({"model": {"max_positions": 8}}, "learns 8 positions, and data.sequence is 20"),
+        ({"model": {"max_positions": 8}}, "learns 8 positions, data.sequence is 20; it needs as many"),
         ({"loss": {"name": "mse"}}, "is for loss.name = 'cross_entropy'"),
         ({"loss": {"weights": [1.0]}}, "without weights"),
         ({"mesh": {"depth": 2}}, "mesh axis depth splits nothing"),

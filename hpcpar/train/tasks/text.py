@@ -66,7 +66,8 @@ class LanguageModelling(Task):
                 return llama(**sizes, max_positions=self.job.data.sequence, rope_theta=s.rope_theta)
             most = s.max_positions or self.job.data.sequence
             if s.positions == "learned" and most < self.job.data.sequence:
-                raise ValueError(f"learns {most} positions, and data.sequence is {self.job.data.sequence}")
+                length = self.job.data.sequence
+                raise ValueError(f"learns {most} positions, data.sequence is {length}; it needs as many")
             return gpt(**sizes, positions=s.positions, max_positions=most)
         except ValueError as error:
             raise ConfigError(f"[model] {error}") from None
