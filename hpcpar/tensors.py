@@ -152,7 +152,7 @@ class Tensor:
         return Tensor(self._data, self.sig)
 
     def moved(self, target: Signature) -> Any:
-        """Return this rank's shard under another signature; a move that sends is made once while its result lives.
+        """Return this rank's shard under another signature; a move that sends is made once for all uses until backward.
 
         Whether a result is found again must be the same on all ranks. So only moves with messages are remembered (the
         result of others may be this very array, on some ranks), and only until the next backward: after it what lives
@@ -176,9 +176,14 @@ class Tensor:
         return array
 
     def _hold(self, array: Any) -> Callable[[], Any]:
-        """Return how a moved array is found again: while the tape keeps it, else as long as this tensor lives."""
-        taped = autograd.grad_enabled() or self.requires_grad or self.is_parameter
-        return weakref.ref(array) if taped and self.recipe is None else lambda: array
+        """Return how a moved array is found again: as long as this tensor lives.
+
+        Weights live long, and theirs must not: they are found while the tape keeps them. For others that would not do:
+        an operation may save the array itself on one rank and a part of it on another, and who has still got it must
+        not decide who sends.
+        """
+        weak = (self.is_parameter or self.keep == "source") and self.recipe is None
+        return weakref.ref(array) if weak else lambda: array
 
     def set_data(self, data: Any) -> None:
         """Replace the shard (an optimizer step, a load): remembered moves are dropped."""

@@ -178,18 +178,18 @@ def test_unknown_axis_and_too_many_entries_are_layout_errors() -> None:
 
 
 @pytest.mark.ranks(min=2)
-def test_a_move_is_remembered_while_its_result_lives_and_forgotten_when_the_value_changes() -> None:
+def test_a_move_is_remembered_whoever_keeps_its_result_and_forgotten_when_the_value_changes() -> None:
     mesh = shared_mesh(a=hp.current_mesh().size)
     x = hp.tensor(np.arange(12.0).reshape(4, 3), mesh, Layout("a"))
     whole = signature(mesh, x.shape, Layout())
     with counter.counting() as first:
-        held = x.moved(whole)
+        kept = [x.moved(whole)]
+    if mesh.rank == 0:  # as where an operation saves a part of it on one rank, and all of it on others
+        kept.clear()
     with counter.counting() as second:
         again = x.moved(whole)
-    assert first and not second and again is held
+    assert first and not second
     x.set_data(x.shard * 2)
-    assert np.array_equal(x.moved(whole), 2 * held)
-    del held, again
     with counter.counting() as third:
-        x.moved(whole)
+        assert np.array_equal(x.moved(whole), 2 * again)
     assert third
