@@ -104,7 +104,8 @@ def make_text(
     written = 0
     for name in list(files)[rank::size]:
         written += _write(out / name, name, files[name], tokens)
-    report(f"text: {written} files written, {len(list(files)[rank::size]) - written} already there, in {out}")
+    mine, here = len(list(files)[rank::size]), f" (rank {rank} of {size})" if size > 1 else ""
+    report(f"text: {written} files written, {mine - written} already there, in {out}{here}")
     if rank == 0:
         write_json(out / "dataset.json", _summary(source, parts, files, tokens))
     return [out / name for name in files]

@@ -107,4 +107,4 @@ def place(model: Module, mesh: Mesh, spread: Spread | None = None) -> list[str]:
     plan = model.placements(mesh, spread)
     if plan:
         parallelize(model, plan)
-    return [f"{name}: {entry!r}" for name, entry in plan.items()]
+    return [f"{name or type(model).__name__}: {entry!r}" for name, entry in plan.items()]

@@ -147,6 +147,7 @@ def test_files_made_together_are_those_that_one_process_makes(folder, shared_pat
     names = [path.relative_to(shared_path / "out") for path in paths]
     assert len(names) > 3 and all(path.exists() for path in paths)
     assert f"{len(paths[comm.rank :: comm.size])} files written, 0 already there" in lines[-1]
+    assert lines[-1].endswith(f" (rank {comm.rank} of {comm.size})") == (comm.size > 1)
     alone = tmp_path_factory.mktemp("alone")
     make_text(alone, folder, **options)
     for name in [*names, Path("dataset.json")]:

@@ -151,6 +151,15 @@ def test_dropout_is_of_training_and_the_same_on_every_mesh() -> None:
             np.testing.assert_allclose(found, serial, rtol=1e-10, atol=1e-12, err_msg=axis)
 
 
+def test_what_the_plan_decided_is_told_with_the_name_of_every_part() -> None:
+    mesh = shared_mesh(model=RANKS)
+    with mesh:
+        told = place(small(), mesh)
+    names = [line.partition(": ")[0] for line in told]
+    assert all(names) and bool(names) == (RANKS > 1)
+    assert "Decoder" in names or RANKS == 1
+
+
 # ---- what is refused
 
 
