@@ -23,18 +23,21 @@ MODELS = {
 ALL = ("reduce", "scatter", "gather")
 
 
-def trained(kind: str, grid: Grid | None, mesh: hp.Mesh, **traffic: object) -> dict[str, np.ndarray]:
-    """Losses and weights after two steps of AdamW on uneven texts."""
+def trained(
+    kind: str, grid: Grid | None, mesh: hp.Mesh, momentum: bool = False, **traffic: object
+) -> dict[str, np.ndarray]:
+    """Losses and weights after two steps of AdamW, or twenty with momentum, on uneven texts."""
     hp.manual_seed(4)
     with mesh, nn.default_dtype("float64"):
         model = MODELS[kind]()
     if grid is not None:
         hp.parallelize(model, grid_placements(model.config, grid, **traffic))
-    sync, optimizer, losses = GradientSync(model), hp.optim.AdamW(model, lr=0.01), []
+    sync, losses = GradientSync(model), []
+    optimizer = hp.optim.SGD(model, lr=0.05, momentum=0.9) if momentum else hp.optim.AdamW(model, lr=0.01)
     text = np.random.default_rng(2).integers(0, VOCABULARY, (TEXTS, TOKENS + 1))
     layout = Layout() if grid is None else grid.samples
     tokens, target = (operand(a, mesh, layout) for a in (text[:, :-1], text[:, 1:]))
-    for _ in range(2):
+    for _ in range(20 if momentum else 2):
         loss = hp.functional.cross_entropy(model(tokens).transpose(1, 2), target)
         losses.append(loss.item())
         model.zero_grad()
@@ -44,9 +47,9 @@ def trained(kind: str, grid: Grid | None, mesh: hp.Mesh, **traffic: object) -> d
 
 
 @cache
-def trained_alone(kind: str) -> dict[str, np.ndarray]:
+def trained_alone(kind: str, momentum: bool = False) -> dict[str, np.ndarray]:
     alone = hp.Mesh(MPI.COMM_SELF)
-    values = trained(kind, None, alone)
+    values = trained(kind, None, alone, momentum)
     alone.free()
     return values
 
@@ -61,11 +64,28 @@ def check(kind: str, grid: Grid, **traffic: object) -> None:
     mesh.free()
 
 
+def check_curve(kind: str, grid: Grid) -> None:
+    mesh = grid.mesh()
+    curve, expected = (run["losses"] for run in (trained(kind, grid, mesh, True), trained_alone(kind, True)))
+    mesh.free()
+    assert expected[-1] < 0.8 * expected[0], "it learns"
+    np.testing.assert_allclose(curve, expected, rtol=1e-10, err_msg=f"{kind} on {grid}")
+
+
+GRIDS_OF_FOUR = [Integrated(2, 2, "input"), Summa(2), FourD(2, 2), FourD(1, 2, 2)]
+
+
 @pytest.mark.ranks(exactly=4)
 @pytest.mark.parametrize("kind", MODELS)
-@pytest.mark.parametrize("grid", [Integrated(2, 2, "input"), Summa(2), FourD(2, 2), FourD(1, 2, 2)], ids=str)
+@pytest.mark.parametrize("grid", GRIDS_OF_FOUR, ids=str)
 def test_decoders_on_grids_of_four_ranks_train_as_one(kind: str, grid: Grid) -> None:
     check(kind, grid)
+
+
+@pytest.mark.ranks(exactly=4)
+@pytest.mark.parametrize("grid", [*GRIDS_OF_FOUR, Tesseract(2, 1)], ids=str)
+def test_losses_of_twenty_steps_on_grids_of_four_ranks_are_those_of_one(grid: Grid) -> None:
+    check_curve("gpt", grid)
 
 
 @pytest.mark.ranks(exactly=4)
@@ -76,6 +96,8 @@ def test_so_they_do_with_every_overlap() -> None:
 def check_eight() -> None:
     check("llama", Cube(2))
     check("gpt", Tesseract(2, 2))
+    for grid in (Cube(2), Tesseract(2, 2), FourD(2, 2, 2)):
+        check_curve("llama", grid)
 
 
 @pytest.mark.spawns_mpi
