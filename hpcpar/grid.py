@@ -205,9 +205,8 @@ def resolve_lengths(axes: Mapping[str, int], ranks: int) -> dict[str, int]:
         raise MeshError(f"only one axis may be -1, got {shown}")
     if open_axes:
         if ranks % known:
-            raise MeshError(
-                f"{ranks} ranks cannot be divided by {known} of mesh {shown}; start a multiple of {known} or change one"
-            )
+            cure = f"start a multiple of {known}, or change an axis"
+            raise MeshError(f"{ranks} ranks cannot be divided by {known} of mesh {shown}; {cure}")
         return {a: ranks // known if n == -1 else n for a, n in axes.items()}
     if known != ranks:
         raise MeshError(f"mesh {shown} needs {known} ranks, there are {ranks}; start {known} or change an axis to -1")

@@ -76,11 +76,14 @@ class DecoderConfig:
     init_std: float = 0.02
 
     def __post_init__(self) -> None:
+        uneven = self.head_dim is None and self.heads > 0 and self.width % self.heads
         derived = {"kv_heads": self.heads, "head_dim": self.width // max(self.heads, 1), "hidden": 4 * self.width}
         for name, value in derived.items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
         faults = [*self._wrong_choices(), *self._wrong_sizes()]
+        if uneven:
+            faults.append(f"width {self.width} does not divide into {self.heads} heads; give head_dim")
         if faults:
             raise ValueError(f"DecoderConfig: {'; '.join(faults)}")
 

@@ -160,7 +160,10 @@ class Op:
         sigs = tuple(t.sig for t in tensors)
         for sig in sigs[1:]:
             if sig.mesh is not sigs[0].mesh:
-                raise LayoutError(f"{self.name}: operands lie on two meshes, {sigs[0].mesh!r} and {sig.mesh!r}")
+                raise LayoutError(
+                    f"{self.name}: operands lie on two meshes, {sigs[0].mesh!r} and {sig.mesh!r}, which are not one "
+                    "even where they are of one shape; make all of them on the same"
+                )
         rules = sigs[0].rules
         if len(rules) >= RULES_KEPT:  # slices at positions that never come back
             rules.clear()

@@ -172,6 +172,9 @@ def test_a_configuration_names_all_its_faults() -> None:
         assert part in text
     with pytest.raises(ValueError, match="4 heads cannot share 3 heads"):
         DecoderConfig(37, 12, 1, 4, kv_heads=3)
+    with pytest.raises(ValueError, match="width 32 does not divide into 5 heads; give head_dim"):
+        DecoderConfig(37, 32, 1, 5)
+    assert DecoderConfig(37, 32, 1, 5, head_dim=6).head_dim == 6
     with pytest.raises(ValueError, match="pairs of numbers, head_dim is 3"):
         DecoderConfig(37, 12, 1, 4, positions="rotary")
 
