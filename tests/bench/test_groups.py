@@ -132,7 +132,7 @@ def test_the_command_writes_a_file_and_tables(tmp_path, capsys):
 
 
 def test_an_unknown_group_is_named():
-    with pytest.raises(ValueError, match="'speed'; the groups are kernels, ops"):
+    with pytest.raises(ValueError, match="'speed'; the groups are kernels, attention, ops"):
         suite.run(["speed"], QUICK)
 
 
