@@ -21,26 +21,61 @@ __all__ = [
 ]
 
 
+@inner
+def _sum_active(x, h, slope, out):
+    """One line h of several planes (D, H, W * C), summed after leaky ReLU; a slope of 1 is none."""
+    planes, size = x.shape[0], x.shape[2]
+    if planes == 3:
+        for i in range(size):
+            a, b, c = x[0, h, i], x[1, h, i], x[2, h, i]
+            a, b, c = a if a > 0 else a * slope, b if b > 0 else b * slope, c if c > 0 else c * slope
+            out[i] = a + b + c
+        return
+    out[:] = 0
+    for d in range(planes):
+        for i in range(size):
+            a = x[d, h, i]
+            out[i] += a if a > 0 else a * slope
+
+
+@inner
+def _sum_lines(lines, begin, end, out):
+    """Lines [begin, end) of a ring of lines, summed."""
+    ring = lines.shape[0]
+    if end - begin == 3:
+        first, second, third = lines[begin % ring], lines[(begin + 1) % ring], lines[(begin + 2) % ring]
+        for i in range(out.size):
+            out[i] = first[i] + second[i] + third[i]
+    elif end - begin == 2:
+        first, second = lines[begin % ring], lines[(begin + 1) % ring]
+        for i in range(out.size):
+            out[i] = first[i] + second[i]
+    else:
+        out[:] = 0
+        for k in range(begin, end):
+            line = lines[k % ring]
+            for i in range(out.size):
+                out[i] += line[i]
+
+
 @kernel
 def _average(x, kernel, stride, lo, scale_d, scale_h, scale_w, slope, y):
+    """Lines (W, C) are summed along D once, and kept for the windows that share them."""
     samples, depth, height, width, channels = x.shape
     out_d, out_h, out_w = y.shape[1], y.shape[2], y.shape[3]
-    line = np.empty((width, channels), x.dtype)
+    size = width * channels
+    lines, line = np.empty((kernel[1], size), x.dtype), np.empty((width, channels), x.dtype)
     for n in range(samples):
+        planes = x[n].reshape(depth, height, size)
         for od in range(out_d):
             d0, d1 = max(0, od * stride[0] - lo[0]), min(depth, od * stride[0] - lo[0] + kernel[0])
+            summed = 0
             for oh in range(out_h):
                 h0, h1 = max(0, oh * stride[1] - lo[1]), min(height, oh * stride[1] - lo[1] + kernel[1])
-                line[:] = 0
-                for d in range(d0, d1):
-                    for h in range(h0, h1):
-                        flat, source = line.reshape(width * channels), x[n, d, h].reshape(width * channels)
-                        if slope == 1:
-                            for i in range(width * channels):
-                                flat[i] += source[i]
-                        else:
-                            for i in range(width * channels):
-                                flat[i] += source[i] if source[i] > 0 else source[i] * slope
+                for h in range(max(summed, h0), h1):
+                    _sum_active(planes[d0:d1], h, slope, lines[h % kernel[1]])
+                    summed = h + 1
+                _sum_lines(lines, h0, h1, line.reshape(size))
                 factor = scale_d[od] * scale_h[oh]
                 for ow in range(out_w):
                     w0, w1 = max(0, ow * stride[2] - lo[2]), min(width, ow * stride[2] - lo[2] + kernel[2])
@@ -80,14 +115,48 @@ def _spread(g, first, end, scale, wide):
                         wide[h, w, c] += g[h, ow, c] * scale[ow]
 
 
+@inner
+def _merge(wide, begin, end, scale, factor, oh, out):
+    """Line oh of planes [begin, end) of a ring of planes (D, H, W * C), each times its scale, summed."""
+    ring = wide.shape[0]
+    if end - begin == 2:
+        first, second = wide[begin % ring, oh], wide[(begin + 1) % ring, oh]
+        a, b = scale[begin] * factor, scale[begin + 1] * factor
+        for i in range(out.size):
+            out[i] = first[i] * a + second[i] * b
+        return
+    out[:] = 0
+    for od in range(begin, end):
+        line, a = wide[od % ring, oh], scale[od] * factor
+        for i in range(out.size):
+            out[i] += line[i] * a
+
+
+@inner
+def _gate(x, slope, out):
+    """The gradient of leaky ReLU of x, times what is there."""
+    for i in range(out.size):
+        out[i] = out[i] if x[i] > 0 else out[i] * slope
+
+
+@inner
+def _gated_pair(first, second, x, slope, out):
+    """The sum of two lines, gated in the same pass."""
+    for i in range(out.size):
+        a = first[i] + second[i]
+        out[i] = a if x[i] > 0 else a * slope
+
+
 @kernel
 def _average_backward(g, kernel, stride, lo, scale_d, scale_h, scale_w, slope, x, dx):
-    """Lines of g are spread along W once, (W, C) long, and kept for the inputs whose windows share them."""
+    """Lines of g are spread along W once, (W, C) long, merged along D once, and kept for the inputs that share them."""
     samples, out_d, out_h, out_w, channels = g.shape
     depth, height, width = dx.shape[1], dx.shape[2], dx.shape[3]
-    shared = min(out_d, (kernel[0] + stride[0] - 1) // stride[0])  # planes of g that one input plane is in
-    wide = np.empty((shared, out_h, width, channels), g.dtype)
+    # planes, and lines of a plane, of g that one input plane, or line, is in
+    planes, rows = (min(out_d, (kernel[0] + stride[0] - 1) // stride[0]), (kernel[1] + stride[1] - 1) // stride[1])
     size = width * channels
+    wide, lines = np.empty((planes, out_h, width, channels), g.dtype), np.empty((rows, size), g.dtype)
+    spread_planes = wide.reshape(planes, out_h, size)
     first, end = np.empty(width, np.int64), np.empty(width, np.int64)
     for w in range(width):
         first[w] = max(0, (w + lo[2] - kernel[2]) // stride[2] + 1)
@@ -98,22 +167,22 @@ def _average_backward(g, kernel, stride, lo, scale_d, scale_h, scale_w, slope, x
             d0 = max(0, (d + lo[0] - kernel[0]) // stride[0] + 1)
             d1 = min(out_d, (d + lo[0]) // stride[0] + 1)
             for od in range(max(spread, d0), d1):
-                _spread(g[n, od], first, end, scale_w, wide[od % shared])
+                _spread(g[n, od], first, end, scale_w, wide[od % planes])
                 spread = od + 1
+            merged = 0
             for h in range(height):
                 h0 = max(0, (h + lo[1] - kernel[1]) // stride[1] + 1)
                 h1 = min(out_h, (h + lo[1]) // stride[1] + 1)
-                target = dx[n, d, h].reshape(size)
-                target[:] = 0
-                for od in range(d0, d1):
-                    for oh in range(h0, h1):
-                        factor, source = scale_d[od] * scale_h[oh], wide[od % shared, oh].reshape(size)
-                        for i in range(size):
-                            target[i] += source[i] * factor
-                if slope != 1:
-                    active = x[n, d, h].reshape(size)
-                    for i in range(size):
-                        target[i] = target[i] if active[i] > 0 else target[i] * slope
+                for oh in range(max(merged, h0), h1):
+                    _merge(spread_planes, d0, d1, scale_d, scale_h[oh], oh, lines[oh % rows])
+                    merged = oh + 1
+                target, active = dx[n, d, h].reshape(size), x[n, d, h].reshape(size)
+                if slope != 1 and h1 - h0 == 2:
+                    _gated_pair(lines[h0 % rows], lines[(h0 + 1) % rows], active, slope, target)
+                else:
+                    _sum_lines(lines, h0, h1, target)
+                    if slope != 1:
+                        _gate(active, slope, target)
 
 
 @kernel
