@@ -68,7 +68,8 @@ def _average(x, kernel, stride, lo, scale_d, scale_h, scale_w, slope, y):
     for n in range(samples):
         planes = x[n].reshape(depth, height, size)
         for od in range(out_d):
-            d0, d1 = max(0, od * stride[0] - lo[0]), min(depth, od * stride[0] - lo[0] + kernel[0])
+            d0 = max(0, od * stride[0] - lo[0])
+            d1 = max(d0, min(depth, od * stride[0] - lo[0] + kernel[0]))  # a negative end would count from the back
             summed = 0
             for oh in range(out_h):
                 h0, h1 = max(0, oh * stride[1] - lo[1]), min(height, oh * stride[1] - lo[1] + kernel[1])
