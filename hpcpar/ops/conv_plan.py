@@ -213,7 +213,7 @@ class ConvPlan:
         grads: list[Any] = [None] * len(needs)
         if needs[0]:
             dx = kernels.conv_backward_data(g, w, buffer.shape, *ahead.arguments, **ahead.compute)
-            pending = ahead.halo.start_adjoint(dx)
+            pending = ahead.halo.start_adjoint(dx, give=True)
         if needs[1]:
             dw = kernels.conv_backward_weight(buffer, g, w.shape, *ahead.arguments, **ahead.compute)
             grads[1] = dw.reshape(self.w_shape)

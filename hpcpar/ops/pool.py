@@ -83,7 +83,7 @@ class MaxPool(Op):
 
     def backward(self, rule: Rule, saved: Any, g: Any, needs: tuple[bool, ...]) -> tuple:
         index, shape = saved
-        return (rule.plan.halo.adjoint(kernels.max_pool_backward(g, index, shape)),)
+        return (rule.plan.halo.adjoint(kernels.max_pool_backward(g, index, shape), give=True),)
 
 
 class _MaxPlan:
@@ -127,7 +127,7 @@ class AvgPool(Op):
 
     def backward(self, rule: Rule, saved: Any, g: Any, needs: tuple[bool, ...]) -> tuple:
         halo, shape, arguments = rule.plan
-        return (halo.adjoint(kernels.avg_pool_backward(g, shape, *arguments)),)
+        return (halo.adjoint(kernels.avg_pool_backward(g, shape, *arguments), give=True),)
 
 
 class LeakyAvgPool(AvgPool):
@@ -142,7 +142,7 @@ class LeakyAvgPool(AvgPool):
 
     def backward(self, rule: Rule, saved: Any, g: Any, needs: tuple[bool, ...]) -> tuple:
         halo, shape, arguments = rule.plan
-        return (halo.adjoint(kernels.avg_pool_backward(g, shape, *arguments, *saved)),)
+        return (halo.adjoint(kernels.avg_pool_backward(g, shape, *arguments, *saved), give=True),)
 
 
 def window_divisors(n: int, o0: int, o1: int, k: int, s: int, p: int, include_pad: bool) -> np.ndarray:

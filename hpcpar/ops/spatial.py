@@ -118,16 +118,16 @@ class Halo:
         """Start the exchange; `Pending.wait` returns the buffer."""
         return Pending(self(array, fill)) if self.part is not None else self.exchange(array).start(array, fill)
 
-    def start_adjoint(self, g: Any) -> Pending:
+    def start_adjoint(self, g: Any, give: bool = False) -> Pending:
         """Start the adjoint; `Pending.wait` returns the sum."""
-        return Pending(self.adjoint(g)) if self.part is not None else self.exchange(g).start_adjoint(g)
+        return Pending(self.adjoint(g)) if self.part is not None else self.exchange(g).start_adjoint(g, give)
 
-    def adjoint(self, g: Any) -> Any:
-        """Return the sum, on the owners, of the gradient of the buffer."""
+    def adjoint(self, g: Any, give: bool = False) -> Any:
+        """Return the sum, on the owners, of the gradient of the buffer; `give` it if it may be changed."""
         if self.trivial:
             return g
         if self.part is None:
-            return self.exchange(g).adjoint(g)
+            return self.exchange(g).adjoint(g, give)
         dx = zeros_channels_last((*g.shape[:2], *(plan.length for plan in self.plans)), g.dtype, g)
         dx[(..., *self.part)] = g
         return dx

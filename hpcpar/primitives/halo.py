@@ -213,24 +213,30 @@ class HaloExchange:
 
     # ---- adjoint
 
-    def start_adjoint(self, g: Any) -> Pending:
+    def start_adjoint(self, g: Any, give: bool = False) -> Pending:
         """Start the adjoint: from `g` of shape `shape` to the sum of all gradients of the own block.
 
-        `g` must not be changed before the exchange is done. The buffer is `g` itself where nothing is to be moved.
+        `g` must not be changed before the exchange is done. The buffer is `g` itself where nothing is to be moved. Who
+        has no more use for `g` may `give` it: where the own block is one run of its memory, it is summed up there and
+        not copied.
         """
         source = self._memory(g, self.shape, "g")
         if self._same and not self._lent:
             return Pending(g)
         requests, staging = self._backward.start(source, None, _pack_adjoint)
-        dx, target = self._new(self.block_shape)
-        self._own.adjoint(target, source)
+        dx = self.core(g) if give else None  # what is under way lies outside of it
+        if dx is not None and last(dx).flags.c_contiguous:
+            target = last(dx)
+        else:
+            dx, target = self._new(self.block_shape)
+            self._own.adjoint(target, source)
         return Pending(
             dx, self._backward, requests, staging, lambda m, received: m.copies.add_adjoint(target, received)
         )
 
-    def adjoint(self, g: Any) -> Any:
+    def adjoint(self, g: Any, give: bool = False) -> Any:
         """Adjoint and wait: return dx of shape `block_shape`."""
-        return self.start_adjoint(g).wait()
+        return self.start_adjoint(g, give).wait()
 
     # ---- the rest
 

@@ -48,15 +48,23 @@ def test_buffers_equal_the_indexed_global_array(ranks, way):
         halo.free()
 
 
-def test_adjoint_adds_every_copy_to_its_element(ranks, way):
+@pytest.mark.parametrize("give", [False, True], ids=["kept", "given"])
+def test_adjoint_adds_every_copy_to_its_element(ranks, way, give):
+    in_place = 0
     for number, case in enumerate(drawn_cases(ranks.size, 2, 400)):
         gradients = [case.gradient(r, number) for r in range(ranks.size)]
         halo = case.halo(ranks)
-        dx = halo.adjoint(local(gradients[ranks.rank], number))
+        g = local(gradients[ranks.rank].copy(), number)
+        dx = halo.adjoint(g, give)
         # small integers: the sum is exact in any order
         wanted = case.adjoint(gradients)[case.block(ranks.rank)]
         np.testing.assert_array_equal(dx, wanted, err_msg=f"case {number}\n{halo}")
+        if not give:
+            np.testing.assert_array_equal(g, gradients[ranks.rank], err_msg="a gradient that is kept was changed")
+        in_place += dx is not g and np.shares_memory(dx, g)
         halo.free()
+    assert in_place == 0 or give
+    assert in_place > 0 or not give or ranks.size == 1
 
 
 def test_dot_test_of_exchange_and_adjoint(ranks):
