@@ -13,7 +13,7 @@ from hpcpar import nn
 from hpcpar.layout.layout import Layout
 from hpcpar.mesh import Mesh
 from hpcpar.models.placement import Spread
-from hpcpar.parallel import Column, Placement, Row
+from hpcpar.parallel import Column, Row
 from hpcpar.parallel.plan import Entry
 from hpcpar.tensors import Tensor
 
@@ -116,23 +116,25 @@ class CosmoFlow(nn.Module):
         return int(log2(self.width) - log2(max(groups, min_width or groups))) + 1
 
     def placements(self, mesh: Mesh, spread: Spread) -> dict[str, Entry]:
-        """Return the plan: filters split in turn by output and input; space gathered where the paper's rule says so.
+        """Return the plan: filters split in turn by output and input, and by the axes of space where that is gathered.
 
-        Convolutions and fully connected layers alternate between `Column` and `Row`, so that one all-reduce serves two
-        of them. Space is gathered behind the last partitioned pooling, and before the fully connected layers at the
-        latest: there the activation is small, and a gathered one spares the all-reduce of large weight gradients.
+        Layers alternate between `Column` and `Row`, so that one all-reduce serves two of them. Space is given up where
+        the paper's rule says so, or before: at the first layer with more weights than numbers in and out. From there on
+        the ranks that shared space share the filters: what is gathered there is small, and neither the weights nor
+        their optimizer state, most of them in these layers, are held twice or summed over these ranks.
         """
         names = [f"conv{i}" for i in range(1, 8)] + ["fc1", "fc2", "fc3"]
         split = [a for a in spread.channels if mesh.shape[a] > 1]
+        space = [a for axes in spread.space for a in axes if mesh.shape[a] > 1]
         gather = self._gathered_at(spread.parts(mesh))
         plan: dict[str, Entry] = {}
         for i, name in enumerate(names):
-            row = i % 2 == 1
-            layout = Layout(spread.batch, split[0] if split and row else None) if name == gather else None
+            row, layout = i % 2 == 1, None
+            if name == gather:
+                split = mesh.sort([*split, *space])
+                layout = Layout(spread.batch, tuple(split) if row else None)
             if split:
-                plan[name] = (Row if row else Column)(split[0], input=layout)
-            elif layout is not None:
-                plan[name] = Placement(input=layout)
+                plan[name] = (Row if row else Column)(tuple(split), input=layout)
         return plan
 
     def _gathered_at(self, parts: tuple[int, ...]) -> str | None:
@@ -140,4 +142,9 @@ class CosmoFlow(nn.Module):
         if max(parts) == 1:
             return None
         last = self.last_partitioned_pooling(max(parts))
-        return f"conv{last + 1}" if last < sum(self.pooled) else "fc1"
+        for i, width in enumerate(self.inputs, 1):
+            conv = self._modules[f"conv{i}"]
+            result = ((width - 1) // conv.stride[0] + 1) ** 3 * conv.out_channels
+            if i > last or conv.weight.sig.size > width**3 * conv.in_channels + result:
+                return f"conv{i}"
+        return "fc1"

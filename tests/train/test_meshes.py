@@ -64,7 +64,7 @@ def cosmoflow_job(folder: Path, dtype: str) -> dict:
         "run": {"steps": STEPS, "dtype": dtype, "seed": 4},
         "model": {"name": "cosmoflow", "width": 32, "base": 2, "batch_norm": True},
         "data": {"train": str(folder), "batch": 3},
-        "optim": {"name": "sgd", "lr": 0.01, "momentum": 0.9, "nesterov": True, "accumulate": 2},
+        "optim": {"name": "sgd", "lr": 0.003, "momentum": 0.9, "nesterov": True, "accumulate": 2},
         "loss": {"name": "mse"},
     }
 
