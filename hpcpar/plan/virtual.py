@@ -14,6 +14,7 @@ from hpcpar.grid import Grid, MeshError, Node
 from hpcpar.kernels import array_module
 from hpcpar.primitives.halo import clear_cache
 from hpcpar.transport import counter
+from hpcpar.transport.comm import travel_dtype
 
 
 class VirtualComm:
@@ -39,15 +40,16 @@ class VirtualComm:
         """Count a reduction; return an array of equal shape."""
         if self.size == 1:
             return array
-        counter.record("all_reduce", self.name, 1, 2 * (self.size - 1) / self.size * array.nbytes)
+        sent = array.size * travel_dtype(array.dtype).itemsize
+        counter.record("all_reduce", self.name, 1, 2 * (self.size - 1) / self.size * sent)
         return array.copy()
 
     def reduce_scatter(self, pieces: Sequence[Any]) -> Any:
         """Count a reduction of one piece a rank; return this rank's piece."""
         if self.size == 1:
             return pieces[0]
-        given = sum(p.nbytes for r, p in enumerate(pieces) if r != self.rank)
-        counter.record("reduce_scatter", self.name, 1, given)
+        given = sum(p.size for r, p in enumerate(pieces) if r != self.rank)
+        counter.record("reduce_scatter", self.name, 1, given * travel_dtype(pieces[self.rank].dtype).itemsize)
         return pieces[self.rank].copy()
 
     def all_gather(self, array: Any, shapes: Sequence[tuple[int, ...]]) -> list[Any]:

@@ -69,10 +69,11 @@ class Comm:
         if inspector is not None:
             inspector(self, "all_reduce", f"{op} of {tuple(array.shape)} {array.dtype}")
         host = to_host(array)
-        counter.record("all_reduce", self.name, 1, 2 * (self.size - 1) / self.size * host.nbytes)
+        sent = host.size * travel_dtype(host.dtype).itemsize
+        counter.record("all_reduce", self.name, 1, 2 * (self.size - 1) / self.size * sent)
         if op != "sum":
             return like(self._extreme(host, op), array)
-        work = host.astype(_sum_dtype(host.dtype))
+        work = host.astype(travel_dtype(host.dtype))
         self._combine(work, MPI.SUM)
         return like(work.astype(host.dtype, copy=False), array)
 
@@ -109,9 +110,9 @@ class Comm:
         reference = pieces[0]
         hosts = [to_host(p) for p in pieces]
         shape, dtype = hosts[self.rank].shape, hosts[self.rank].dtype
-        given = sum(h.nbytes for r, h in enumerate(hosts) if r != self.rank)
-        counter.record("reduce_scatter", self.name, 1, given)
-        wide = _sum_dtype(dtype)
+        wide = travel_dtype(dtype)
+        given = sum(h.size for r, h in enumerate(hosts) if r != self.rank)
+        counter.record("reduce_scatter", self.name, 1, given * wide.itemsize)
         result = np.empty(hosts[self.rank].size, wide)
         flats = [h.reshape(h.size) for h in hosts]
         step = max(1, PIECE_BYTES // wide.itemsize // self.size)
@@ -250,8 +251,11 @@ class Comm:
             self.handle.Barrier()
 
 
-def _sum_dtype(dtype: np.dtype) -> np.dtype:
-    """In which dtype sums travel: half precision (also bfloat16, which NumPy shows as a void of 2 bytes) in float32."""
+def travel_dtype(dtype: np.dtype) -> np.dtype:
+    """Return in which dtype sums travel: half precision (and bfloat16, to NumPy a void of 2 bytes) in float32.
+
+    Extremes of half precision travel as integers of the same 4 bytes (`ordered_integers`).
+    """
     return np.dtype(np.float32) if dtype.itemsize == 2 and dtype.kind in "fV" else dtype
 
 

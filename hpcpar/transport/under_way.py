@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 from hpcpar.transport import comm as comm_module
 from hpcpar.transport import counter
-from hpcpar.transport.comm import PIECE_BYTES, Comm, _sum_dtype
+from hpcpar.transport.comm import PIECE_BYTES, Comm, travel_dtype
 from hpcpar.transport.device import like, to_host
 from hpcpar.transport.nonblocking import Reduction
 
@@ -32,7 +32,7 @@ class Sum:
 
     def __init__(self, comm: Comm, array: Any) -> None:
         self._shape, self._dtype = array.shape, array.dtype
-        packed = array.astype(_sum_dtype(array.dtype), order="C")
+        packed = array.astype(travel_dtype(array.dtype), order="C")
         self._reduction = Reduction(comm, packed.reshape(packed.size))
         self.test = self._reduction.test
 
@@ -64,8 +64,9 @@ class Scatter:
             comm_module.inspector(comm, "reduce-scatter under way", facts)
         hosts = [to_host(p) for p in pieces]
         self._shape, self._dtype = hosts[comm.rank].shape, hosts[comm.rank].dtype
-        counter.record("reduce_scatter", comm.name, 1, sum(h.nbytes for r, h in enumerate(hosts) if r != comm.rank))
-        wide = _sum_dtype(self._dtype)
+        wide = travel_dtype(self._dtype)
+        given = sum(h.size for r, h in enumerate(hosts) if r != comm.rank)
+        counter.record("reduce_scatter", comm.name, 1, given * wide.itemsize)
         self._done = np.empty(hosts[comm.rank].size, wide)
         flats = [h.reshape(h.size) for h in hosts]
         step = max(1, PIECE_BYTES // wide.itemsize // comm.size)

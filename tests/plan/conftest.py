@@ -11,7 +11,7 @@ from hpcpar import functional as F
 from hpcpar import optim
 from hpcpar.mesh import Mesh
 from hpcpar.models import CosmoFlow, UNet3d, place
-from hpcpar.nn import Module
+from hpcpar.nn import Module, default_dtype
 from hpcpar.optim import Optimizer
 from hpcpar.parallel import GradientSync
 from hpcpar.plan.dry import Task
@@ -52,7 +52,7 @@ class RealStep:
 
     def __init__(self, task: Task, mesh: Mesh) -> None:
         self.task, self.mesh = task, mesh
-        with mesh:
+        with mesh, default_dtype(task.dtype):
             self.model: Module = task.model()
         place(self.model, mesh, task.spread)
         self.optimizer: Optimizer = task.optimizer(self.model)

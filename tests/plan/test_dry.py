@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
+from dataclasses import replace
 from math import prod
 
+import numpy as np
 import pytest
 
 from hpcpar import random
@@ -50,6 +52,17 @@ def test_a_dry_run_counts_exactly_the_messages_of_a_real_step_on_every_rank(task
     bill = dry_run(task, shape, mesh.rank)
     assert bill.messages == real
     assert bool(real) == (mesh.size > 1)
+    mesh.free()
+
+
+@pytest.mark.parametrize("shape", ON_MESHES)
+def test_half_precision_is_counted_as_it_is_sent(tasks, real_step, shape) -> None:
+    task = replace(tasks.unet(8, 3, 2, batch_norm=False, dice=False), dtype=np.float16)
+    mesh = Mesh(**shape)
+    step = real_step(task, mesh)
+    with counter.counting() as real:
+        step()
+    assert dry_run(task, shape, mesh.rank).messages == real
     mesh.free()
 
 

@@ -32,14 +32,15 @@ def test_positions_and_communicators_are_those_of_a_real_mesh(first: str, comm) 
     real.free()
 
 
-def test_collectives_are_counted_as_the_real_ones_are(comm) -> None:
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, np.int64, np.uint8])
+def test_collectives_are_counted_as_the_real_ones_are(comm, dtype) -> None:
     real, virtual = Mesh(ring=comm.size), VirtualMesh({"ring": comm.size}, comm.rank)
     n, sizes = comm.size, [3 + r for r in range(comm.size)]
 
     def talk(c, make) -> list[tuple[int, ...]]:
         peer = (c.rank + 1) % n
         sends = {peer: make(c.rank + 1)} if n > 1 else {}
-        receives = {(c.rank - 1) % n: (((c.rank - 1) % n + 1,), np.float32)} if n > 1 else {}
+        receives = {(c.rank - 1) % n: (((c.rank - 1) % n + 1,), dtype)} if n > 1 else {}
         answers = [
             c.all_reduce(make(7)),
             c.all_reduce(make(5), "max"),
@@ -52,9 +53,9 @@ def test_collectives_are_counted_as_the_real_ones_are(comm) -> None:
         return [a.shape for a in answers]
 
     with counter.counting() as sent:
-        shapes = talk(real.world, lambda k: np.ones(k, np.float32))
+        shapes = talk(real.world, lambda k: np.ones(k, dtype))
     with counter.counting() as counted:
-        shown = talk(virtual.world, lambda k: outline.empty(k, np.float32))
+        shown = talk(virtual.world, lambda k: outline.empty(k, dtype))
     assert sent == counted and shapes == shown
     assert bool(sent) == (n > 1)
     real.free()

@@ -205,3 +205,17 @@ def test_the_counter_holds_the_closed_forms(c: Comm) -> None:
     assert sent["all_reduce", "all"].bytes == pytest.approx(2 * (p - 1) / p * 96)
     assert sent["all_gather", "all"].bytes == sent["reduce_scatter", "all"].bytes == (p - 1) * 96
     assert all(t.messages == 1 for t in sent.values())
+
+
+@pytest.mark.ranks(min=2)
+def test_half_precision_is_counted_as_it_travels(c: Comm) -> None:
+    """Sums and extremes take 4 bytes an element, what is only moved takes 2."""
+    p, array = c.size, np.ones((4, 3), np.float16)
+    with counter.counting() as sums:
+        c.all_reduce(array)
+        c.reduce_scatter([array] * p)
+    with counter.counting() as rest:
+        c.all_reduce(array, "max")
+        c.all_gather(array, [(4, 3)] * p)
+    assert sums["all_reduce", "all"].bytes == rest["all_reduce", "all"].bytes == pytest.approx(2 * (p - 1) / p * 48)
+    assert sums["reduce_scatter", "all"].bytes == (p - 1) * 48 and rest["all_gather", "all"].bytes == (p - 1) * 24
