@@ -10,6 +10,8 @@ from hpcpar import functional as F
 from hpcpar import nn
 from hpcpar.models.decoder_config import DecoderConfig
 from hpcpar.nn import init
+from hpcpar.ops.attention import ORDERS
+from hpcpar.ops.context import CONTEXTS
 from hpcpar.tensors import Tensor
 
 if TYPE_CHECKING:
@@ -101,6 +103,7 @@ class Attention(nn.Module):
     """
 
     compute_dtype = "float32"
+    option_choices = {"context": CONTEXTS, "order": ORDERS}
 
     def __init__(self, config: DecoderConfig, weights: Initializer, residual_weights: Initializer) -> None:
         super().__init__()

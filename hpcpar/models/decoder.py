@@ -18,6 +18,7 @@ from hpcpar.models.decoder_config import DecoderConfig
 from hpcpar.models.decoder_plan import decoder_placements
 from hpcpar.models.placement import Spread
 from hpcpar.nn import init
+from hpcpar.ops.attention import ORDERS
 from hpcpar.parallel.plan import Entry
 from hpcpar.tensors import Tensor, tensor
 
@@ -89,6 +90,8 @@ class Decoder(nn.Module):
     width), so that heads may be split by any number of ranks. `placements` is the plan; docs/transformers.md says what
     each of its options moves.
     """
+
+    option_choices = {"order": ORDERS}
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()

@@ -17,7 +17,7 @@ from hpcpar import nn
 from hpcpar.layout.layout import Layout
 from hpcpar.mesh import Mesh
 from hpcpar.models.attention import FromHeads, Initializer, ToHeads
-from hpcpar.models.placement import Axes, Spread
+from hpcpar.models.placement import SCHEMES, Axes, Spread
 from hpcpar.nn import init
 from hpcpar.ops.context import CONTEXTS
 from hpcpar.parallel import Column, Placement, Row
@@ -77,6 +77,8 @@ class Attention(nn.Module):
     context : str
         How a split of the dim is served; see `functional.scaled_dot_product_attention`.
     """
+
+    option_choices = {"context": CONTEXTS}
 
     def __init__(self, config: SpaceTimeConfig, along: tuple[tuple[int, ...], str], causal: bool) -> None:
         super().__init__()
@@ -191,6 +193,8 @@ class SpaceTime(nn.Module):
     positions in time and space are added to the tokens.
     """
 
+    contexts = SCHEMES
+
     def __init__(self, config: SpaceTimeConfig) -> None:
         super().__init__()
         self.config = config
@@ -223,8 +227,6 @@ class SpaceTime(nn.Module):
         and hidden layers.
         """
         scheme = "switch" if spread.context == "auto" else spread.context
-        if scheme != "switch" and scheme not in CONTEXTS:
-            raise ValueError(f"SpaceTime: context is one of switch, {', '.join(CONTEXTS)}, got {spread.context!r}")
         switched = scheme == "switch"
         frames, places = (spread.sequence, ()) if switched else ((), spread.sequence)
         plan: dict[str, Entry] = {"": Placement(input=Layout(spread.batch, frames, places))}

@@ -22,6 +22,7 @@ from hpcpar.models.volume_tokens import (
     triple,
 )
 from hpcpar.nn import init
+from hpcpar.ops.grid_attention import CONTEXTS
 from hpcpar.parallel import Column, Placement, Row
 from hpcpar.parallel.plan import Entry
 from hpcpar.tensors import Tensor
@@ -37,6 +38,8 @@ class GlobalAttention(nn.Module):
     context : {"auto", "ring", "all_to_all", "gather"}
         How a split grid is served; see `functional.grid_attention`.
     """
+
+    option_choices = {"context": CONTEXTS}
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
