@@ -9,9 +9,15 @@ import argparse
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hpcpar.data.files import Gather
 
 SUMMARY = "make a data set: brain, cosmology, text"
 PARALLEL = True
+
+Report = Callable[[str], None]
 
 BRAIN = """The ICBM 152 T1 template (1 mm, in the nilearn package) with labels background, grey, white, other tissue.
 
@@ -77,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
     rank, size = system.world()
     begin = time.monotonic()
-    files = args.make(args, rank, size, print if rank == 0 else lambda line: None)
+    files = args.make(args, rank, size, print if rank == 0 else lambda line: None, system.gather)
     system.gather(None)  # rank 0 speaks when the last file is there
     if rank == 0:
         folder = Path(files[0]).parent.parent
@@ -85,14 +91,14 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def make_brain(args: argparse.Namespace, rank: int, size: int, report: Callable[[str], None]) -> list[Path]:
+def make_brain(args: argparse.Namespace, rank: int, size: int, report: Report, gather: Gather) -> list[Path]:
     """Call the maker of the brain data with the options given."""
     from hpcpar.data import brain
 
-    return brain.make_brain(args.out, args.spacing, rank, size, report)
+    return brain.make_brain(args.out, args.spacing, rank, size, report, gather)
 
 
-def make_cosmology(args: argparse.Namespace, rank: int, size: int, report: Callable[[str], None]) -> list[Path]:
+def make_cosmology(args: argparse.Namespace, rank: int, size: int, report: Report, gather: Gather) -> list[Path]:
     """Call the maker of the cosmology data with the options given."""
     from hpcpar.data import cosmology
 
@@ -107,10 +113,11 @@ def make_cosmology(args: argparse.Namespace, rank: int, size: int, report: Calla
         rank=rank,
         size=size,
         report=report,
+        gather=gather,
     )
 
 
-def make_text(args: argparse.Namespace, rank: int, size: int, report: Callable[[str], None]) -> list[Path]:
+def make_text(args: argparse.Namespace, rank: int, size: int, report: Report, gather: Gather) -> list[Path]:
     """Call the maker of texts with the options given."""
     from hpcpar.data import text
 
@@ -128,4 +135,5 @@ def make_text(args: argparse.Namespace, rank: int, size: int, report: Callable[[
         rank=rank,
         size=size,
         report=report,
+        gather=gather,
     )

@@ -30,7 +30,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hpcpar.data.files import DataError, is_made, make_folder, write_hdf5, write_json
+from hpcpar.data.files import DataError, Gather, is_made, made_line, make_folder, write_hdf5, write_json
 
 __all__ = ["LABELS", "make_brain"]
 
@@ -66,6 +66,7 @@ def make_brain(
     rank: int = 0,
     size: int = 1,
     report: Callable[[str], None] = lambda line: None,
+    gather: Gather | None = None,
 ) -> list[Path]:
     """
     Write the brain data set as HDF5 files.
@@ -80,6 +81,8 @@ def make_brain(
         This process and how many share the work: file i is made by rank ``i % size``.
     report : callable
         Gets a line of text for each thing done.
+    gather : callable, optional
+        Brings the values of all ranks together; without it the counts reported are this rank's. Collective.
 
     Returns
     -------
@@ -115,7 +118,7 @@ def make_brain(
             attributes = {"labels": list(LABELS), "spacing_mm": float(spacing), "dims": list(DIMS)}
             write_hdf5(out / name, {"volume": volume[None], "segmentation": labels}, attributes, recipes[name])
     kept = len(names[rank::size]) - len(missing)
-    report(f"brain, {spacing} mm: {len(missing)} files written, {kept} already there, in {out}")
+    report(made_line(f"brain, {spacing} mm", out, len(missing), kept, rank, size, gather))
     if rank == 0:
         write_json(out / "dataset.json", summary(names, spacing))
     return [out / name for name in names]

@@ -1,6 +1,7 @@
-"""What ``hpcpar data NAME`` runs: every built-in data set is a function (out, ..., rank, size, report) -> paths.
+"""What ``hpcpar data NAME`` runs: a built-in data set is a function (out, ..., rank, size, report, gather) -> paths.
 
-The command gives each rank its number and, after the call, waits for all of them: only then is the set complete.
+The command gives each rank its number, brings their counts together and, after the call, waits for all of them: only
+then is the set complete.
 """
 
 from __future__ import annotations

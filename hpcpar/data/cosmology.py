@@ -19,7 +19,7 @@ import numpy as np
 
 from hpcpar.data.cosmology_particles import cloud_in_cell, displacements, linear_modes, white_noise
 from hpcpar.data.cosmology_power import Cosmology, growth, linear_power, second_growth
-from hpcpar.data.files import is_made, make_folder, write_hdf5, write_json
+from hpcpar.data.files import Gather, is_made, made_line, make_folder, write_hdf5, write_json
 from hpcpar.data.streams import stream, uniform
 
 __all__ = ["PARAMETERS", "Recipe", "draw_parameters", "make_cosmology", "make_universe"]
@@ -86,6 +86,7 @@ def make_cosmology(
     rank: int = 0,
     size: int = 1,
     report: Callable[[str], None] = lambda line: None,
+    gather: Gather | None = None,
 ) -> list[Path]:
     """
     Write a cosmology data set, one HDF5 file a universe.
@@ -107,6 +108,8 @@ def make_cosmology(
         This process and how many share the work: universe i is made by rank ``i % size``.
     report : callable
         Gets a line of text now and then.
+    gather : callable, optional
+        Brings the values of all ranks together; without it the counts reported are this rank's. Collective.
 
     Returns
     -------
@@ -136,7 +139,7 @@ def make_cosmology(
             written += 1
             if written % 8 == 1:
                 report(f"cosmology: universe {count} of {len(mine)} on this rank written to {out / names[i]}")
-    report(f"cosmology: {written} files written, {len(mine) - written} already there, in {out}")
+    report(made_line("cosmology", out, written, len(mine) - written, rank, size, gather))
     if rank == 0:
         write_json(out / "dataset.json", summary(names, recipe))
     return [out / name for name in names]

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hpcpar.data.files import DataError, is_made, make_folder, write_hdf5, write_json
+from hpcpar.data.files import DataError, Gather, is_made, made_line, make_folder, write_hdf5, write_json
 from hpcpar.data.text_sources import Document, deal, find_documents, part_documents
 from hpcpar.data.text_tokens import Tokens, dtype_for, make_tokens
 
@@ -50,6 +50,7 @@ def make_text(
     rank: int = 0,
     size: int = 1,
     report: Callable[[str], None] = lambda line: None,
+    gather: Gather | None = None,
 ) -> list[Path]:
     """
     Write a text as HDF5 files of tokens.
@@ -72,6 +73,8 @@ def make_text(
         This process and how many share the work: file i is made by rank ``i % size``.
     report : callable
         Gets a line of text for each thing done.
+    gather : callable, optional
+        Brings the values of all ranks together; without it the counts reported are this rank's. Collective.
 
     Returns
     -------
@@ -83,7 +86,8 @@ def make_text(
     FileNotFoundError, ModuleNotFoundError
         The source, or the package that reads tokenizers, is missing.
     DataError
-        There are no documents; or a file made from other parameters or contents is in the way.
+        There are no documents, or not the same for all ranks; or a file made from other parameters or contents is in
+        the way.
 
     Notes
     -----
@@ -94,6 +98,8 @@ def make_text(
         raise ValueError(f"file_bytes is {file_bytes}: a file holds at least one byte")
     out, tokens = make_folder(out), make_tokens(tokenizer, end)
     documents = find_documents(source, pattern, exclude, split_at)
+    if gather is not None:
+        _require_same(source, documents, gather)
     parts = part_documents(documents, {"validation": validation, "test": test}, seed)
     files = {
         f"{part}/{number:05d}.h5": dealt
@@ -104,8 +110,8 @@ def make_text(
     written = 0
     for name in list(files)[rank::size]:
         written += _write(out / name, name, files[name], tokens)
-    mine, here = len(list(files)[rank::size]), f" (rank {rank} of {size})" if size > 1 else ""
-    report(f"text: {written} files written, {mine - written} already there, in {out}{here}")
+    kept = len(list(files)[rank::size]) - written
+    report(made_line("text", out, written, kept, rank, size, gather))
     if rank == 0:
         write_json(out / "dataset.json", _summary(source, parts, files, tokens))
     return [out / name for name in files]
@@ -152,6 +158,17 @@ def _require_room(out: Path, names: Sequence[str]) -> None:
     strangers = sorted(there.difference(names))
     if strangers:
         raise DataError(f"{out} holds {strangers[0]}, which is no file of this set; choose another folder or remove it")
+
+
+def _require_same(source: str | os.PathLike, documents: Sequence[Document], gather: Gather) -> None:
+    """Ranks that see other documents would make the files of other sets. Collective."""
+    listing = "\n".join(f"{document.size} {document.name}" for document in documents)
+    digest = hashlib.blake2b(listing.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+    found = gather((digest, len(documents), sum(document.size for document in documents)))
+    other = next((rank for rank, theirs in enumerate(found) if theirs != found[0]), None)
+    if other is not None:
+        seen = ", ".join(f"{found[r][1]} of {found[r][2]} bytes on rank {r}" for r in (0, other))
+        raise DataError(f"{source} holds not the same documents for all ranks: {seen}; let all of them read one folder")
 
 
 def _summary(

@@ -158,6 +158,34 @@ def test_files_made_together_are_those_that_one_process_makes(folder, shared_pat
     assert "0 files written" in lines[-1]
 
 
+def test_counts_brought_together_are_those_of_all_ranks(folder, shared_path, comm):
+    options = {"pattern": "*.py", "file_bytes": 100, "rank": comm.rank, "size": comm.size, "gather": comm.allgather}
+    lines, out = [], shared_path / "counted"
+    paths = make_text(out, folder, **options, report=lines.append)
+    comm.barrier()
+    if comm.rank == comm.size - 1:
+        paths[0].unlink()  # a file of rank 0, whichever rank takes it away
+    comm.barrier()
+    make_text(out, folder, **options, report=lines.append)
+    files = len(paths)
+    assert lines == [
+        f"text: {files} files written, 0 already there, in {out}",
+        f"text: 1 files written, {files - 1} already there, in {out}",
+    ]
+
+
+@pytest.mark.ranks(min=2)
+def test_ranks_that_see_other_documents_are_told_so_together(folder, tmp_path, shared_path, comm):
+    own = tmp_path / "own"
+    own.mkdir()
+    for i in range(3 + (comm.rank == 1)):
+        (own / f"f{i}.py").write_bytes(b"x" * 10)
+    options = {"rank": comm.rank, "size": comm.size, "gather": comm.allgather}
+    with pytest.raises(DataError, match="3 of 30 bytes on rank 0, 4 of 40 bytes on rank 1; let all of them read one"):
+        make_text(shared_path / "out", own, **options)
+    assert not list((shared_path / "out").rglob("*.h5"))
+
+
 @pytest.mark.serial
 def test_files_of_another_set_are_not_mixed_in(folder, tmp_path):
     make_text(tmp_path, folder, pattern="f*.py", file_bytes=100)
