@@ -137,7 +137,7 @@ class Attention(nn.Module):
             q = F.rotary(q, positions, self.theta, scaling=self.scaling)
             k = F.rotary(k, positions, self.theta, scaling=self.scaling)
         if cache is not None:
-            return self.o(cache.attend(q, k, v, positions, self.window))
+            return self.o(cache.attend(q, k, v, positions, self.window, self.compute_dtype))
         mixed = F.scaled_dot_product_attention(
             q, k, v, dropout_p=self.dropout if self.training else 0.0, is_causal=True, enable_gqa=self.grouped,
             window=self.window, documents=documents, order=self.order, context=self.context,

@@ -76,8 +76,11 @@ class Attention(nn.Module):
     ----------
     context : str
         How a split of the dim is served; see `functional.scaled_dot_product_attention`.
+    compute_dtype : {"float32", "bfloat16", "float16"}
+        In which queries, keys, weights and values are multiplied; see `nn.set_compute_dtype`.
     """
 
+    compute_dtype = "float32"
     option_choices = {"context": CONTEXTS}
 
     def __init__(self, config: SpaceTimeConfig, along: tuple[tuple[int, ...], str], causal: bool) -> None:
@@ -93,6 +96,7 @@ class Attention(nn.Module):
         mixed = F.scaled_dot_product_attention(
             self.q(x), self.k(x), self.v(x),
             dropout_p=self.dropout if self.training else 0.0, is_causal=self.causal, context=self.context,
+            compute_dtype=self.compute_dtype,
         )  # fmt: skip
         return self.o(mixed)
 
@@ -108,7 +112,8 @@ class _Onto(ToHeads):
         self.order = order
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.permute(F.einsum("ntsc,hec->ntshe", x, self.weight) + self.bias, self.order)
+        y = F.einsum("ntsc,hec->ntshe", x, self.weight, compute_dtype=self.compute_dtype)
+        return F.permute(y + self.bias, self.order)
 
 
 class _Back(FromHeads):
@@ -119,7 +124,7 @@ class _Back(FromHeads):
         self.equation = equation
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.einsum(self.equation, x, self.weight, out=self.out) + self.bias
+        return F.einsum(self.equation, x, self.weight, out=self.out, compute_dtype=self.compute_dtype) + self.bias
 
 
 class SpaceStage(nn.Module):

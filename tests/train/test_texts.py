@@ -289,7 +289,8 @@ def test_products_in_half_precision_begin_alike_and_learn(dtype, text):
     whole = on_one_rank(settings)
     split = curve({**settings, "mesh": {"batch": 1, "model": -1}}, mesh)
     mesh.free()
-    assert whole[0] != exact[0]
+    # of the first loss float16 may change less than float32 shows; of the later ones it does not
+    assert (whole[1:STEPS] != exact[1:STEPS]).mean() > 0.5
     np.testing.assert_allclose(whole[0], exact[0], rtol=1e-2)
     np.testing.assert_allclose(split[0], whole[0], rtol=1e-4)
     np.testing.assert_allclose(split[:STEPS], whole[:STEPS], rtol=2e-2)
