@@ -1,7 +1,6 @@
-"""What ``hpcpar data NAME`` runs: a built-in data set is a function (out, ..., rank, size, report, gather) -> paths.
+"""What ``hpcpar data NAME`` runs: a built-in data set is a function (out, ..., sharing) -> paths.
 
-The command gives each rank its number, brings their counts together and, after the call, waits for all of them: only
-then is the set complete.
+The command says how its ranks share the work and, after the call, waits for all of them: only then is the set complete.
 """
 
 from __future__ import annotations

@@ -5,16 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-__all__ = ["DataError", "Gather", "is_made", "made_line", "make_folder", "replaced", "write_hdf5", "write_json"]
-
-Gather = Callable[[Any], list[Any]]
-"""From this rank's value to those of all ranks, in rank order; collective."""
+__all__ = ["DataError", "is_made", "make_folder", "replaced", "write_hdf5", "write_json"]
 
 RECIPE = "recipe"  # attribute that holds the parameters a file was made from
 
@@ -113,26 +109,3 @@ def is_made(path: str | os.PathLike, recipe: Mapping) -> bool:
     keys = [k for k in sorted({*found, *wanted}) if found.get(k) != wanted.get(k)]
     differences = ", ".join(f"{k}: {found.get(k, 'absent')} there, {wanted.get(k, 'absent')} asked for" for k in keys)
     raise DataError(f"{path} was made from other parameters ({differences}); choose another folder or remove this one")
-
-
-def made_line(
-    what: str, out: Path, written: int, kept: int, rank: int = 0, size: int = 1, gather: Gather | None = None
-) -> str:
-    """
-    Return the line that says how many files of a set were made: by all ranks, or by this one without `gather`.
-
-    Parameters
-    ----------
-    what : str
-        Name of the set.
-    written, kept : int
-        Files of this rank that it wrote, and that were there already.
-    gather : callable, optional
-        Brings together the counts of all `size` ranks, each of which has files of its own.
-    """
-    here = ""
-    if gather is not None:
-        written, kept = map(sum, zip(*gather((written, kept)), strict=True))
-    elif size > 1:
-        here = f" (rank {rank} of {size})"
-    return f"{what}: {written} files written, {kept} already there, in {out}{here}"
