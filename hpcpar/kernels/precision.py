@@ -58,6 +58,18 @@ def check_compute(compute_dtype: str, first: Array, second: Array) -> None:
         raise RuntimeError(f"{compute_dtype} compute is not available: {missing}; compute in float32")
 
 
+def allow_rounding(what: str, compute_dtype: str, first: Array, second: Array) -> None:
+    """Check that products of two arrays may be made in a dtype, and say that NumPy makes them by `product`."""
+    check_compute(compute_dtype, first, second)
+    if compute_dtype != "float32" and first.size and second.size:
+        registry.notice(f"{what} in {compute_dtype} has no kernel here; its rounded operands are multiplied in float32")
+
+
+def product(a: Array, b: Array, compute_dtype: str) -> Array:
+    """``a @ b`` of operands rounded to a dtype, summed in float32."""
+    return np.matmul(rounded(a, compute_dtype), rounded(b, compute_dtype))
+
+
 def rounded(a: Array, compute_dtype: str) -> Array:
     """A float32 array with its numbers rounded to a dtype; what float16 cannot hold becomes infinite."""
     if compute_dtype == "float32" or math.prod(a.shape) == 0:

@@ -12,9 +12,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from .. import registry
 from ..arrays import Array, array_module
-from ..precision import check_compute, rounded
+from ..precision import allow_rounding, product
 from ..visible import ALL, NONE, AttentionDropout, Sight, Visible
 
 BLOCK = (256, 256)  # queries and keys
@@ -54,7 +53,7 @@ def attention_forward(query: Array, key: Array, value: Array, scale: float, visi
     RuntimeError
         Where the processor does not multiply in that dtype.
     """
-    _allow(compute_dtype, query, key)
+    allow_rounding("attention", compute_dtype, query, key)
     xp, work = array_module(query), work_dtype(query)
     n, h, length, _ = shape = check(query, key, value)
     g, width = key.shape[1], value.shape[3]
@@ -82,7 +81,7 @@ def attention_forward(query: Array, key: Array, value: Array, scale: float, visi
                 if dropout is not None:
                     weights *= _kept(dropout, sight, samples, rows, keys, weights)
                 v = value[samples, :, keys].astype(work, copy=False)
-                summed = summed * shrink[..., None] + _product(weights, v, compute_dtype)
+                summed = summed * shrink[..., None] + product(weights, v, compute_dtype)
                 top = highest
             safe = xp.where(top == -np.inf, work.type(0), top)
             seen = xp.where(total == 0, work.type(1), total)
@@ -139,7 +138,7 @@ def attention_backward(g: Array, query: Array, key: Array, value: Array, out: Ar
     dmask : array of the mask's shape
         Only with ``mask_gradient``.
     """
-    _allow(compute_dtype, query, key)
+    allow_rounding("attention", compute_dtype, query, key)
     xp, work = array_module(query), work_dtype(query)
     shape = check(query, key, value)
     n, h, length, width = g.shape
@@ -165,15 +164,15 @@ def attention_backward(g: Array, query: Array, key: Array, value: Array, out: Ar
                 k, v = (a[samples, :, keys].astype(work, copy=False) for a in (key, value))
                 scores = _scores(q, key, scale, sight, samples, rows, keys, state, compute_dtype)
                 weights = np.exp(scores - sums)
-                slope = _product(up, v.swapaxes(2, 3), compute_dtype)
+                slope = product(up, v.swapaxes(2, 3), compute_dtype)
                 used = weights
                 if dropout is not None:
                     kept = _kept(dropout, sight, samples, rows, keys, weights) * work.type(dropout.factor)
                     used, slope = weights * kept, slope * kept
-                dv[samples, :, keys] += _product(used.swapaxes(2, 3), up, compute_dtype)
+                dv[samples, :, keys] += product(used.swapaxes(2, 3), up, compute_dtype)
                 slope = weights * (slope - delta)
-                dk[samples, :, keys] += _product(slope.swapaxes(2, 3), q, compute_dtype) * work.type(scale)
-                part = _product(slope, k, compute_dtype) * work.type(scale)
+                dk[samples, :, keys] += product(slope.swapaxes(2, 3), q, compute_dtype) * work.type(scale)
+                part = product(slope, k, compute_dtype) * work.type(scale)
                 dq[samples, :, rows] += part.reshape(count, h, size, q.shape[3])
                 if mask_gradient:
                     _add_broadcast(dmask, slope.reshape(count, h, size, k.shape[2]), samples, rows, keys)
@@ -219,23 +218,11 @@ def _grouped(a: Array, samples: slice, rows: slice, groups: int, dtype: np.dtype
     return part.reshape(n, groups, h // groups * size if groups else 0, e)
 
 
-def _allow(compute_dtype: str, first: Array, second: Array) -> None:
-    """Raise where products are not made in a dtype; say so where they are made by rounding and float32."""
-    check_compute(compute_dtype, first, second)
-    if compute_dtype != "float32" and first.size and second.size:
-        registry.notice(f"attention in {compute_dtype} has no kernel here; its rounded operands are multiplied in "
-                        f"float32")
-
-
-def _product(a: Array, b: Array, compute_dtype: str) -> Array:
-    return rounded(a, compute_dtype) @ rounded(b, compute_dtype)
-
-
 def _scores(q: Array, key: Array, scale: float, sight: Sight, samples: slice, rows: slice, keys: slice, state: int,
             compute_dtype: str) -> Array:
     """Scores (n, G, H / G * rows, keys) of a block, -inf where a key may not be seen."""
     k = key[samples, :, keys].astype(q.dtype, copy=False)
-    scores = _product(q, k.swapaxes(2, 3), compute_dtype) * q.dtype.type(scale)
+    scores = product(q, k.swapaxes(2, 3), compute_dtype) * q.dtype.type(scale)
     if state == ALL:
         return scores
     allowed, added = sight.seen(samples, rows, keys, q)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
-from .. import registry
 from ..arrays import Array
-from ..precision import check_compute, rounded
+from ..precision import allow_rounding, product
 
 
 def matmul(a: Array, b: Array, compute_dtype: str = "float32") -> Array:
@@ -33,10 +30,7 @@ def matmul(a: Array, b: Array, compute_dtype: str = "float32") -> Array:
     RuntimeError
         Where the processor does not multiply in that dtype: it is never emulated instead.
     """
-    if compute_dtype != "float32":
-        check_compute(compute_dtype, a, b)
-        if math.prod(a.shape) and math.prod(b.shape):
-            registry.notice(f"a product in {compute_dtype} has no kernel here; its rounded operands are multiplied in "
-                            f"float32")
-        a, b = rounded(a, compute_dtype), rounded(b, compute_dtype)
-    return np.matmul(a, b)
+    if compute_dtype == "float32":
+        return np.matmul(a, b)
+    allow_rounding("a product", compute_dtype, a, b)
+    return product(a, b, compute_dtype)

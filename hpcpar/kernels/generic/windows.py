@@ -10,9 +10,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from .. import registry
 from ..arrays import Array, array_module
-from ..precision import check_compute, rounded
+from ..precision import allow_rounding, product
 
 SCORES = 1 << 18
 """Scores computed at once: 1 MiB in float32."""
@@ -44,7 +43,7 @@ def window_attention_forward(
     lse : array (B, H, T)
         Natural logarithm of the sum of the exponentials of the scores.
     """
-    _allow(compute_dtype, query, key)
+    allow_rounding("attention inside windows", compute_dtype, query, key)
     xp = array_module(query)
     b, h, t, _ = query.shape
     out = xp.empty((b, t, h, value.shape[3]), query.dtype).transpose(0, 2, 1, 3)
@@ -55,7 +54,7 @@ def window_attention_forward(
         weights -= top
         np.exp(weights, out=weights)
         total = weights.sum(axis=-1, keepdims=True)
-        out[part] = _product(weights, value[part], compute_dtype) / total
+        out[part] = product(weights, value[part], compute_dtype) / total
         lse[part] = (top + np.log(total))[..., 0]
     return out, lse
 
@@ -69,7 +68,7 @@ def window_attention_backward(
     Arguments and results are those of `window_attention_forward`, the gradients of query, key and value lying
     (B, T, H, E) in memory.
     """
-    _allow(compute_dtype, query, key)
+    allow_rounding("attention inside windows", compute_dtype, query, key)
     xp = array_module(query)
     dq, dk, dv = (
         xp.empty((a.shape[0], a.shape[2], a.shape[1], a.shape[3]), a.dtype).transpose(0, 2, 1, 3)
@@ -81,15 +80,15 @@ def window_attention_backward(
         weights = _scores(q, k, scale, bias, apart, compute_dtype)
         weights -= lse[part][..., None]
         np.exp(weights, out=weights)
-        dv[part] = _product(weights.swapaxes(-1, -2), gradient, compute_dtype)
-        dscores = _product(gradient, value[part].swapaxes(-1, -2), compute_dtype)
+        dv[part] = product(weights.swapaxes(-1, -2), gradient, compute_dtype)
+        dscores = product(gradient, value[part].swapaxes(-1, -2), compute_dtype)
         dscores -= (gradient * out[part]).sum(axis=-1, keepdims=True)
         dscores *= weights
         if dbias is not None:
             dbias += dscores.sum(axis=0)
         dscores *= scale
-        dq[part] = _product(dscores, k, compute_dtype)
-        dk[part] = _product(dscores.swapaxes(-1, -2), q, compute_dtype)
+        dq[part] = product(dscores, k, compute_dtype)
+        dk[part] = product(dscores.swapaxes(-1, -2), q, compute_dtype)
     return dq, dk, dv, dbias
 
 
@@ -112,22 +111,10 @@ def _parts(query: Array, regions: Array | None) -> Iterator[tuple[slice, Array |
         yield part, apart
 
 
-def _allow(compute_dtype: str, first: Array, second: Array) -> None:
-    """Raise where products are not made in a dtype; say so where they are made by rounding and float32."""
-    check_compute(compute_dtype, first, second)
-    if compute_dtype != "float32" and first.size and second.size:
-        registry.notice(f"attention inside windows in {compute_dtype} has no kernel here; its rounded operands are "
-                        f"multiplied in float32")
-
-
-def _product(a: Array, b: Array, compute_dtype: str) -> Array:
-    return np.matmul(rounded(a, compute_dtype), rounded(b, compute_dtype))
-
-
 def _scores(
     query: Array, key: Array, scale: float, bias: Array | None, apart: Array | None, compute_dtype: str
 ) -> Array:
-    scores = _product(query, key.swapaxes(-1, -2), compute_dtype)
+    scores = product(query, key.swapaxes(-1, -2), compute_dtype)
     scores *= scale
     if bias is not None:
         scores += bias
