@@ -19,16 +19,21 @@ COMPUTE_DTYPES = ("float32", "bfloat16")
 ROUNDING = 2.0**-9
 
 
-def bfloat16_missing() -> str:
-    """Why this machine does not multiply bfloat16, in words; empty where it does."""
+def missing_instructions(dtype: str, features: str) -> str:
+    """Why this machine does not multiply in a dtype, which takes one of the features; empty where it does."""
     if not registry.available("onednn"):
         return "it needs oneDNN: install it by pip install 'hpcpar[cpu]'"
     from .cpu.onednn.library import load
 
     library = load()
-    if library.bfloat16:
+    if getattr(library, dtype):
         return ""
-    return f"it needs a processor with avx512_bf16 or amx_bf16, and oneDNN runs with {library.isa()} here"
+    return f"it needs a processor with {features}, and oneDNN runs with {library.isa()} here"
+
+
+def bfloat16_missing() -> str:
+    """Why this machine does not multiply bfloat16, in words; empty where it does."""
+    return missing_instructions("bfloat16", "avx512_bf16 or amx_bf16")
 
 
 def require_bfloat16() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from . import registry
 from .arrays import Array, array_module, is_device
-from .bfloat16 import bfloat16_missing, round_to_bfloat16
+from .bfloat16 import bfloat16_missing, missing_instructions, round_to_bfloat16
 
 #: What matrix products and attention may be asked to multiply in; "float32" leaves float64 arrays in float64.
 COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
@@ -25,16 +25,7 @@ def compute_missing(compute_dtype: str) -> str:
     """Why this machine's processor does not multiply in a dtype, in words; empty where it does."""
     if compute_dtype == "bfloat16":
         return bfloat16_missing()
-    if compute_dtype == "float32":
-        return ""
-    if not registry.available("onednn"):
-        return "it needs oneDNN: install it by pip install 'hpcpar[cpu]'"
-    from .cpu.onednn.library import load
-
-    library = load()
-    if library.float16:
-        return ""
-    return f"it needs a processor with avx512_fp16, and oneDNN runs with {library.isa()} here"
+    return "" if compute_dtype == "float32" else missing_instructions("float16", "avx512_fp16")
 
 
 def check_compute(compute_dtype: str, first: Array, second: Array) -> None:

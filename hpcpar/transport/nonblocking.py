@@ -22,6 +22,7 @@ from hpcpar.transport import comm as comm_module
 from hpcpar.transport import counter
 from hpcpar.transport.comm import PIECE_BYTES, Comm
 from hpcpar.transport.device import is_device, like, to_host
+from hpcpar.transport.exchange import all_done, wait_all
 
 DIRECT_RANKS = 8
 """Between how many ranks, at most, a sum is made of sends and receives."""
@@ -78,16 +79,15 @@ class Reduction:
             if not last.done:
                 self._line.advance()
             return last.done
-        return not self._requests or bool(MPI.Request.Testall(self._requests))
+        return all_done(self._requests)
 
     def wait(self) -> Any:
         """Return the sum, where the buffer was: in the same memory on the host."""
         if self._pieces:
             self._line.finish(self._pieces[-1])
             self._pieces = []
-        if self._requests:
-            MPI.Request.Waitall(self._requests)
-            self._requests = []
+        wait_all(self._requests)
+        self._requests = []
         return like(self._host, self._buffer) if is_device(self._buffer) else self._buffer
 
 

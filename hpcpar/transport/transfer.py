@@ -13,6 +13,7 @@ from hpcpar.transport import comm as comm_module
 from hpcpar.transport import counter
 from hpcpar.transport.comm import Comm
 from hpcpar.transport.device import like, to_host
+from hpcpar.transport.exchange import all_done, wait_all
 
 PIECE_BYTES = 1 << 30
 """Longer messages are cut, as counts must stay below 2**31."""
@@ -92,13 +93,12 @@ class Transfer:
 
     def test(self) -> bool:
         """Give MPI a chance to move bytes; whether all messages have left and arrived."""
-        return not self._requests or bool(MPI.Request.Testall(self._requests))
+        return all_done(self._requests)
 
     def wait(self) -> list[Any]:
         """Return what arrived, in the order of the receives; all memory that was sent may be used again."""
-        if self._requests:
-            MPI.Request.Waitall(self._requests)
-            self._requests = []
+        wait_all(self._requests)
+        self._requests = []
         return [like(buffer, self._reference) for buffer in self._buffers]
 
 

@@ -16,6 +16,7 @@ from hpcpar.transport import comm as comm_module
 from hpcpar.transport import counter
 from hpcpar.transport.comm import PIECE_BYTES, Comm, travel_dtype
 from hpcpar.transport.device import like, to_host
+from hpcpar.transport.exchange import all_done
 from hpcpar.transport.nonblocking import Reduction
 
 
@@ -80,7 +81,7 @@ class Scatter:
 
     def test(self) -> bool:
         """Give MPI a chance to move bytes; whether the sum is there."""
-        return not self._requests or bool(MPI.Request.Testall(self._requests))
+        return all_done(self._requests)
 
     def wait(self) -> Any:
         """Return this rank's piece of the sum."""
@@ -126,7 +127,7 @@ class Gather:
 
     def test(self) -> bool:
         """Give MPI a chance to move bytes; whether all blocks are there."""
-        return not self._requests or bool(MPI.Request.Testall(self._requests))
+        return all_done(self._requests)
 
     def wait(self) -> list[Any]:
         """Return the arrays of all ranks."""
