@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     cosmology.add_argument("--width", type=int, default=64, metavar="N", help="voxels per edge (default 64)")
     cosmology.add_argument("--redshifts", type=int, default=4, metavar="N", help="channels, 1 to 4 (default 4)")
     cosmology.add_argument("--particles", type=int, default=1, metavar="N", help="per voxel edge (default 1)")
-    cosmology.add_argument("--box", type=float, metavar="MPC", help="edge in Mpc/h (default 2 times the width)")
+    cosmology.add_argument("--box", type=float, metavar="MPC", help="edge in Mpc/h (default 4 times the width)")
     cosmology.add_argument("--seed", type=int, default=0, metavar="N")
     cosmology.add_argument("--out", metavar="DIR", help="folder (default data/cosmology-WIDTH)")
     cosmology.set_defaults(make=make_cosmology)

@@ -1,19 +1,20 @@
 """Texts as tokens in HDF5 files: what ``hpcpar data text`` makes.
 
-A file holds a stream of documents, each begun by the token that ends documents, and one more such token at the end of
-the file: so the first token of a document has something to be predicted from, and its end is predicted too.
+A file holds documents one behind the other. The token that ends documents stands before each of them and at the end
+of the file: so the first token of a document has something to be predicted from, and its end is predicted too.
 
 ========== ========================== =====================================================================
 dataset    shape, dtype               contents
 ========== ========================== =====================================================================
-tokens     (T + 1,) uint16 or uint32  T tokens of documents and their begins, and the last end
+tokens     (T + 1,) uint16 or uint32  T of documents and of the ends before them, and the end of the file
 offsets    (D + 1,) int64             where each document begins; the last is T
 bytes      (D,) int64                 raw bytes of each document: what bits per byte divide by
 names      (n,) uint8                 names of the documents, a line each
 tokenizer  (n,) uint8                 contents of the ``tokenizer.json``; empty where tokens are bytes
 ========== ========================== =====================================================================
 
-Attributes: ``format`` ("hpcpar text 1"), ``vocabulary`` and ``end`` (its number of the token between documents).
+Attributes: ``format`` ("hpcpar text 1"), ``vocabulary`` (how many tokens there are), ``end`` (the token between
+documents).
 """
 
 from __future__ import annotations
