@@ -7,7 +7,7 @@ ranks where a dim has length 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -86,14 +86,17 @@ class ReduceScatter:
     words: float
 
     def __call__(self, array: Any) -> Any:
-        order, back = memory_order(array.ndim)
-        return self.comm.reduce_scatter([array[p].transpose(order) for p in self.pieces]).transpose(back)
+        _, back = memory_order(array.ndim)
+        return self.comm.reduce_scatter(self._parted(array)).transpose(back)
 
     def start(self, array: Any) -> Started:
         """Begin the same, to be waited for later."""
-        order, back = memory_order(array.ndim)
-        pieces = [array[p].transpose(order) for p in self.pieces]
-        return Started(Scatter(self.comm, pieces), lambda mine: mine.transpose(back))
+        _, back = memory_order(array.ndim)
+        return Started(Scatter(self.comm, self._parted(array)), lambda mine: mine.transpose(back))
+
+    def _parted(self, array: Any) -> list[Any]:
+        order, _ = memory_order(array.ndim)
+        return [array[p].transpose(order) for p in self.pieces]
 
     def __str__(self) -> str:
         return f"reduce_scatter(dim {self.dim}, {self.comm.name})"
@@ -109,19 +112,19 @@ class AllGather:
     words: float
 
     def __call__(self, array: Any) -> Any:
-        order, back = memory_order(array.ndim)
-        shapes = [tuple(s[d] for d in order) for s in self.shapes]
-        blocks = self.comm.all_gather(array.transpose(order), shapes)
-        return np.concatenate(blocks, axis=back[self.dim]).transpose(back)
+        return self._joined(self.comm.all_gather(*self._ordered(array)))
 
     def start(self, array: Any) -> Started:
         """Begin the same, to be waited for later."""
-        order, back = memory_order(array.ndim)
-        shapes = [tuple(s[d] for d in order) for s in self.shapes]
-        return Started(
-            Gather(self.comm, array.transpose(order), shapes),
-            lambda blocks: np.concatenate(blocks, axis=back[self.dim]).transpose(back),
-        )
+        return Started(Gather(self.comm, *self._ordered(array)), self._joined)
+
+    def _ordered(self, array: Any) -> tuple[Any, list[Shape]]:
+        order, _ = memory_order(array.ndim)
+        return array.transpose(order), [tuple(s[d] for d in order) for s in self.shapes]
+
+    def _joined(self, blocks: Sequence[Any]) -> Any:
+        _, back = memory_order(len(self.shapes[0]))
+        return np.concatenate(blocks, axis=back[self.dim]).transpose(back)
 
     def __str__(self) -> str:
         return f"all_gather(dim {self.dim}, {self.comm.name})"
