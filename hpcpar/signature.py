@@ -121,3 +121,19 @@ def signature(mesh: Mesh, shape: tuple[int, ...], layout: Layout) -> Signature:
             found = mesh._signatures[shape, normal] = Signature(mesh, shape, normal)
         mesh._signatures[key] = found
     return found
+
+
+def two_meshes(first: str, here: Mesh, second: str, there: Mesh) -> str:
+    """Return the words for two things that should lie on one mesh and do not: on which each is, and what to do."""
+    shown = [f"{mesh!r}{_cut(mesh)}" for mesh in (here, there)]
+    if shown[0] == shown[1]:
+        shown[1] = f"another {shown[1]}: two calls of Mesh make two meshes, also where their axes are equal"
+    return (
+        f"{first} lies on {shown[0]}, {second} on {shown[1]}; make one mesh and everything on it, inside `with mesh:` "
+        "or by mesh=..."
+    )
+
+
+def _cut(mesh: Mesh) -> str:
+    """Where in a larger mesh a mesh was cut out."""
+    return f", the part at {', '.join(f'{a}={at}' for a, at in mesh.fixed.items())} of a larger mesh" * bool(mesh.fixed)

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hpcpar.data.sharing import Sharing
 
 SUMMARY = "make a data set: brain, cosmology, text"
 PARALLEL = True
@@ -73,11 +76,12 @@ def _add_text(text: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Make the data set, each rank its part; rank 0 reports."""
+    from hpcpar.data.sharing import ALONE, Sharing
     from hpcpar.transport import system
 
     rank, size = system.world()
     begin = time.monotonic()
-    files = args.make(args, rank, size, print if rank == 0 else lambda line: None)
+    files = args.make(args, Sharing(rank, size, print if rank == 0 else ALONE.report, system.gather))
     system.gather(None)  # rank 0 speaks when the last file is there
     if rank == 0:
         folder = Path(files[0]).parent.parent
@@ -85,14 +89,14 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def make_brain(args: argparse.Namespace, rank: int, size: int, report: Callable[[str], None]) -> list[Path]:
+def make_brain(args: argparse.Namespace, sharing: Sharing) -> list[Path]:
     """Call the maker of the brain data with the options given."""
     from hpcpar.data import brain
 
-    return brain.make_brain(args.out, args.spacing, rank, size, report)
+    return brain.make_brain(args.out, args.spacing, sharing)
 
 
-def make_cosmology(args: argparse.Namespace, rank: int, size: int, report: Callable[[str], None]) -> list[Path]:
+def make_cosmology(args: argparse.Namespace, sharing: Sharing) -> list[Path]:
     """Call the maker of the cosmology data with the options given."""
     from hpcpar.data import cosmology
 
@@ -104,13 +108,11 @@ def make_cosmology(args: argparse.Namespace, rank: int, size: int, report: Calla
         box=args.box,
         redshifts=args.redshifts,
         particles=args.particles,
-        rank=rank,
-        size=size,
-        report=report,
+        sharing=sharing,
     )
 
 
-def make_text(args: argparse.Namespace, rank: int, size: int, report: Callable[[str], None]) -> list[Path]:
+def make_text(args: argparse.Namespace, sharing: Sharing) -> list[Path]:
     """Call the maker of texts with the options given."""
     from hpcpar.data import text
 
@@ -125,7 +127,5 @@ def make_text(args: argparse.Namespace, rank: int, size: int, report: Callable[[
         validation=args.validation,
         test=args.test,
         seed=args.seed,
-        rank=rank,
-        size=size,
-        report=report,
+        sharing=sharing,
     )

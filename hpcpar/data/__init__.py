@@ -8,6 +8,7 @@ from hpcpar.data.files import DataError
 from hpcpar.data.hdf5 import HDF5Dataset
 from hpcpar.data.loader import Batch, Loader
 from hpcpar.data.sampler import Position, Sampler
+from hpcpar.data.sharing import Sharing
 
 # looked up when first used: tensors start MPI, which reading and making data do without
 _HOMES = {
@@ -33,6 +34,7 @@ __all__ = [
     "Position",
     "Sampler",
     "ScaleShift",
+    "Sharing",
     "SwapDims",
     "TensorBatches",
     "TextBatches",

@@ -23,14 +23,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 
-from hpcpar.data.files import DataError, is_made, make_folder, write_hdf5, write_json
+from hpcpar.data.files import DataError, is_made, make_folder, write_hdf5
+from hpcpar.data.sharing import ALONE, Sharing, by_folder
 
 __all__ = ["LABELS", "make_brain"]
 
@@ -60,13 +60,7 @@ class Brain:
     labels: np.ndarray
 
 
-def make_brain(
-    out: str | os.PathLike,
-    spacing: int = 1,
-    rank: int = 0,
-    size: int = 1,
-    report: Callable[[str], None] = lambda line: None,
-) -> list[Path]:
+def make_brain(out: str | os.PathLike, spacing: int = 1, sharing: Sharing = ALONE) -> list[Path]:
     """
     Write the brain data set as HDF5 files.
 
@@ -76,10 +70,8 @@ def make_brain(
         Folder; gets ``train``, ``validation``, ``test``, ``mirror``, ``whole`` and ``dataset.json``.
     spacing : {1, 2}
         Voxel size in mm. 2 averages intensities over cubes of 8 voxels and takes their most frequent label.
-    rank, size : int
-        This process and how many share the work: file i is made by rank ``i % size``.
-    report : callable
-        Gets a line of text for each thing done.
+    sharing : Sharing, optional
+        How several ranks make the set together; by default this process makes all of it. Collective with a `gather`.
 
     Returns
     -------
@@ -106,7 +98,7 @@ def make_brain(
     boxes = cells()
     names = list(boxes)
     recipes = {name: recipe(name, boxes[name], spacing) for name in names}
-    missing = [name for name in names[rank::size] if not is_made(out / name, recipes[name])]
+    missing = [name for name in sharing.own(names) if not is_made(out / name, recipes[name])]
     if missing:
         brain = load_template()
         for name in missing:
@@ -114,11 +106,7 @@ def make_brain(
             volume, labels = cut(brain, boxes[name], spacing)
             attributes = {"labels": list(LABELS), "spacing_mm": float(spacing), "dims": list(DIMS)}
             write_hdf5(out / name, {"volume": volume[None], "segmentation": labels}, attributes, recipes[name])
-    kept = len(names[rank::size]) - len(missing)
-    report(f"brain, {spacing} mm: {len(missing)} files written, {kept} already there, in {out}")
-    if rank == 0:
-        write_json(out / "dataset.json", summary(names, spacing))
-    return [out / name for name in names]
+    return sharing.finish(f"brain, {spacing} mm", out, names, len(missing), summary(names, spacing))
 
 
 def cells() -> dict[str, tuple]:
@@ -207,13 +195,10 @@ def label(t1: np.ndarray, gm: np.ndarray, wm: np.ndarray) -> np.ndarray:
 
 def summary(names: list[str], spacing: int) -> dict:
     """Contents of ``dataset.json``."""
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        groups.setdefault(name.split("/")[0], []).append(name)
     return {
         "data": "brain",
         "spacing_mm": spacing,
         "labels": list(LABELS),
         "note": "One symmetric brain: mirror holds mirror images of train; test holds tissue that no other set holds.",
-        "sets": groups,
+        "sets": by_folder(names),
     }

@@ -1,6 +1,6 @@
-"""What ``hpcpar data NAME`` runs: every built-in data set is a function (out, ..., rank, size, report) -> paths.
+"""What ``hpcpar data NAME`` runs: a built-in data set is a function (out, ..., sharing) -> paths.
 
-The command gives each rank its number and, after the call, waits for all of them: only then is the set complete.
+The command says how its ranks share the work and, after the call, waits for all of them: only then is the set complete.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ how many ranks make them.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,8 @@ import numpy as np
 
 from hpcpar.data.cosmology_particles import cloud_in_cell, displacements, linear_modes, white_noise
 from hpcpar.data.cosmology_power import Cosmology, growth, linear_power, second_growth
-from hpcpar.data.files import is_made, make_folder, write_hdf5, write_json
+from hpcpar.data.files import is_made, make_folder, write_hdf5
+from hpcpar.data.sharing import ALONE, Sharing, by_folder
 from hpcpar.data.streams import stream, uniform
 
 __all__ = ["PARAMETERS", "Recipe", "draw_parameters", "make_cosmology", "make_universe"]
@@ -83,9 +84,7 @@ def make_cosmology(
     box: float | None = None,
     redshifts: int | Sequence[float] = 4,
     particles: int = 1,
-    rank: int = 0,
-    size: int = 1,
-    report: Callable[[str], None] = lambda line: None,
+    sharing: Sharing = ALONE,
 ) -> list[Path]:
     """
     Write a cosmology data set, one HDF5 file a universe.
@@ -103,10 +102,8 @@ def make_cosmology(
         at z = 0, and the counts spread less than at z = 0.5: perturbation theory ends there.
     redshifts : int or sequence of float
         The channels; a number takes so many of 0, 0.5, 1.5 and 3.
-    rank, size : int
-        This process and how many share the work: universe i is made by rank ``i % size``.
-    report : callable
-        Gets a line of text now and then.
+    sharing : Sharing, optional
+        How several ranks make the set together; by default this process makes all of it. Collective with a `gather`.
 
     Returns
     -------
@@ -128,18 +125,15 @@ def make_cosmology(
     names = [f"{SETS[i % len(SETS)]}/universe-{i:05}.h5" for i in range(universes)]
     for name in sorted({os.path.dirname(name) for name in names}):
         make_folder(out / name)
-    mine = range(rank, universes, size)
+    mine = sharing.own(range(universes))
     written = 0
     for count, i in enumerate(mine, start=1):
         if not is_made(out / names[i], recipe.of(i)):
             write_universe(out / names[i], recipe, i)
             written += 1
             if written % 8 == 1:
-                report(f"cosmology: universe {count} of {len(mine)} on this rank written to {out / names[i]}")
-    report(f"cosmology: {written} files written, {len(mine) - written} already there, in {out}")
-    if rank == 0:
-        write_json(out / "dataset.json", summary(names, recipe))
-    return [out / name for name in names]
+                sharing.report(f"cosmology: universe {count} of {len(mine)} on this rank written to {out / names[i]}")
+    return sharing.finish("cosmology", out, names, written, summary(names, recipe))
 
 
 def known_redshifts(redshifts: int | Sequence[float]) -> tuple[float, ...]:
@@ -200,8 +194,5 @@ def write_universe(path: Path, recipe: Recipe, universe: int) -> None:
 
 def summary(names: list[str], recipe: Recipe) -> dict:
     """Contents of ``dataset.json``."""
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        groups.setdefault(name.split("/")[0], []).append(name)
     ranges = {name: [low, high] for name, low, high in PARAMETERS}
-    return {"data": "cosmology", "version": VERSION, **vars(recipe), "parameters": ranges, "sets": groups}
+    return {"data": "cosmology", "version": VERSION, **vars(recipe), "parameters": ranges, "sets": by_folder(names)}

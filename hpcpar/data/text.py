@@ -20,12 +20,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from hpcpar.data.files import DataError, is_made, make_folder, write_hdf5, write_json
+from hpcpar.data.files import DataError, is_made, make_folder, write_hdf5
+from hpcpar.data.sharing import ALONE, Gather, Sharing, by_folder
 from hpcpar.data.text_sources import Document, deal, find_documents, part_documents
 from hpcpar.data.text_tokens import Tokens, dtype_for, make_tokens
 
@@ -47,9 +48,7 @@ def make_text(
     test: float = 0.05,
     seed: int = 0,
     file_bytes: int = 64 << 20,
-    rank: int = 0,
-    size: int = 1,
-    report: Callable[[str], None] = lambda line: None,
+    sharing: Sharing = ALONE,
 ) -> list[Path]:
     """
     Write a text as HDF5 files of tokens.
@@ -68,10 +67,8 @@ def make_text(
         Shares of the bytes; see `part_documents`.
     file_bytes : int
         Raw bytes after which a new file begins.
-    rank, size : int
-        This process and how many share the work: file i is made by rank ``i % size``.
-    report : callable
-        Gets a line of text for each thing done.
+    sharing : Sharing, optional
+        How several ranks make the set together; by default this process makes all of it. Collective with a `gather`.
 
     Returns
     -------
@@ -83,7 +80,8 @@ def make_text(
     FileNotFoundError, ModuleNotFoundError
         The source, or the package that reads tokenizers, is missing.
     DataError
-        There are no documents; or a file made from other parameters or contents is in the way.
+        There are no documents, or not the same for all ranks; or a file made from other parameters or contents is in
+        the way.
 
     Notes
     -----
@@ -94,21 +92,23 @@ def make_text(
         raise ValueError(f"file_bytes is {file_bytes}: a file holds at least one byte")
     out, tokens = make_folder(out), make_tokens(tokenizer, end)
     documents = find_documents(source, pattern, exclude, split_at)
+    if sharing.gather is not None:
+        _require_same(source, documents, sharing.gather)
     parts = part_documents(documents, {"validation": validation, "test": test}, seed)
-    files = {
+    files = _deal_parts(parts, file_bytes)
+    names = list(files)
+    _require_room(out, names)
+    written = sum(_write(out / name, name, files[name], tokens) for name in sharing.own(names))
+    return sharing.finish("text", out, names, written, _summary(source, parts, names, tokens))
+
+
+def _deal_parts(parts: dict[str, list[Document]], file_bytes: int) -> dict[str, list[Document]]:
+    """Return the documents of each file of the set, by the file's name."""
+    return {
         f"{part}/{number:05d}.h5": dealt
-        for part, chosen in parts.items()
-        for number, dealt in enumerate(deal(chosen, file_bytes))
+        for part, documents in parts.items()
+        for number, dealt in enumerate(deal(documents, file_bytes))
     }
-    _require_room(out, list(files))
-    written = 0
-    for name in list(files)[rank::size]:
-        written += _write(out / name, name, files[name], tokens)
-    mine, here = len(list(files)[rank::size]), f" (rank {rank} of {size})" if size > 1 else ""
-    report(f"text: {written} files written, {mine - written} already there, in {out}{here}")
-    if rank == 0:
-        write_json(out / "dataset.json", _summary(source, parts, files, tokens))
-    return [out / name for name in files]
 
 
 def _write(path: Path, name: str, documents: Sequence[Document], tokens: Tokens) -> bool:
@@ -154,10 +154,20 @@ def _require_room(out: Path, names: Sequence[str]) -> None:
         raise DataError(f"{out} holds {strangers[0]}, which is no file of this set; choose another folder or remove it")
 
 
-def _summary(
-    source: str | os.PathLike, parts: dict[str, list[Document]], files: dict[str, list[Document]], tokens: Tokens
-) -> dict:
+def _require_same(source: str | os.PathLike, documents: Sequence[Document], gather: Gather) -> None:
+    """Ranks that see other documents would make the files of other sets. Collective."""
+    listing = "\n".join(f"{document.size} {document.name}" for document in documents)
+    digest = hashlib.blake2b(listing.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+    found = gather((digest, len(documents), sum(document.size for document in documents)))
+    other = next((rank for rank, theirs in enumerate(found) if theirs != found[0]), None)
+    if other is not None:
+        seen = ", ".join(f"{found[r][1]} of {found[r][2]} bytes on rank {r}" for r in (0, other))
+        raise DataError(f"{source} holds not the same documents for all ranks: {seen}; let all of them read one folder")
+
+
+def _summary(source: str | os.PathLike, parts: dict[str, list[Document]], names: Sequence[str], tokens: Tokens) -> dict:
     """Contents of ``dataset.json``."""
+    files = by_folder(names)
     return {
         "data": "text",
         "source": Path(source).name,
@@ -167,7 +177,7 @@ def _summary(
             part: {
                 "documents": len(chosen),
                 "bytes": sum(document.size for document in chosen),
-                "files": [name for name in files if name.startswith(f"{part}/")],
+                "files": files.get(part, []),
             }
             for part, chosen in parts.items()
         },

@@ -91,6 +91,16 @@ class TextDataset:
         """Windows."""
         return int(self._starts[-1])
 
+    @property
+    def filled(self) -> float:
+        """Share of the places of all windows that hold a token to be predicted from; the others are padding."""
+        return self.targets / max(len(self) * self.sequence, 1)
+
+    @property
+    def longest(self) -> int:
+        """Tokens to be predicted of the longest file."""
+        return max(self._lengths)
+
     def shape(self, key: str = "tokens") -> tuple[int, ...]:
         """Shape of one sample."""
         return (self.sequence,)

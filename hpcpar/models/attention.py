@@ -10,6 +10,8 @@ from hpcpar import functional as F
 from hpcpar import nn
 from hpcpar.models.decoder_config import DecoderConfig
 from hpcpar.nn import init
+from hpcpar.ops.attention import ORDERS
+from hpcpar.ops.context import CONTEXTS
 from hpcpar.tensors import Tensor
 
 if TYPE_CHECKING:
@@ -101,6 +103,7 @@ class Attention(nn.Module):
     """
 
     compute_dtype = "float32"
+    option_choices = {"context": CONTEXTS, "order": ORDERS}
 
     def __init__(self, config: DecoderConfig, weights: Initializer, residual_weights: Initializer) -> None:
         super().__init__()
@@ -134,7 +137,7 @@ class Attention(nn.Module):
             q = F.rotary(q, positions, self.theta, scaling=self.scaling)
             k = F.rotary(k, positions, self.theta, scaling=self.scaling)
         if cache is not None:
-            return self.o(cache.attend(q, k, v, positions, self.window))
+            return self.o(cache.attend(q, k, v, positions, self.window, self.compute_dtype))
         mixed = F.scaled_dot_product_attention(
             q, k, v, dropout_p=self.dropout if self.training else 0.0, is_causal=True, enable_gqa=self.grouped,
             window=self.window, documents=documents, order=self.order, context=self.context,

@@ -30,7 +30,13 @@ class LayerCache:
         self.values: Any = None
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, positions: Tensor, window: tuple[int, int] | None
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        positions: Tensor,
+        window: tuple[int, int] | None,
+        compute_dtype: str = "float32",
     ) -> Tensor:
         """Put new keys and values in, and return attention of the new queries over all that they may see.
 
@@ -41,6 +47,7 @@ class LayerCache:
         positions : Tensor
             Replicated (S,) or (N, S).
         window : (int, int), optional
+        compute_dtype : {"float32", "bfloat16", "float16"}
             As of `functional.scaled_dot_product_attention`.
 
         Raises
@@ -64,7 +71,9 @@ class LayerCache:
         keys, values = (self._seen(buffer, top, key) for buffer in (self.keys, self.values))
         mask = _mask(key, where, top, window)
         grouped = query.shape[1] != key.shape[1]
-        return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, enable_gqa=grouped)
+        return F.scaled_dot_product_attention(
+            query, keys, values, attn_mask=mask, enable_gqa=grouped, compute_dtype=compute_dtype
+        )
 
     def _put(self, key: Any, value: Any, where: np.ndarray) -> None:
         if self.keys is None:

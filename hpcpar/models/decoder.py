@@ -18,6 +18,7 @@ from hpcpar.models.decoder_config import DecoderConfig
 from hpcpar.models.decoder_plan import decoder_placements
 from hpcpar.models.placement import Spread
 from hpcpar.nn import init
+from hpcpar.ops.attention import ORDERS
 from hpcpar.parallel.plan import Entry
 from hpcpar.tensors import Tensor, tensor
 
@@ -90,6 +91,8 @@ class Decoder(nn.Module):
     each of its options moves.
     """
 
+    option_choices = {"order": ORDERS}
+
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.config = config
@@ -98,6 +101,8 @@ class Decoder(nn.Module):
         residual_weights = _normal(config.init_std / sqrt(2 * config.layers))
         self.embedding = nn.Embedding(config.vocab_size, config.width)
         weights(self.embedding.weight)
+        if config.tied:
+            self.embedding.compute_dtype = "float32"  # of the product with its table, which makes the logits
         learned = config.positions == "learned"
         self.position_embedding = nn.Embedding(config.max_positions, config.width) if learned else None
         if learned:
@@ -142,7 +147,10 @@ class Decoder(nn.Module):
 
     def logits_of(self, x: Tensor) -> Tensor:
         """Return the logits (N, S, vocab_size) of `features`, or of some of their tokens."""
-        return F.linear(x, self.embedding.weight, out=self.logits) if self.head is None else self.head(x)
+        if self.head is not None:
+            return self.head(x)
+        dtype = self.embedding.compute_dtype
+        return F.linear(x, self.embedding.weight, out=self.logits, compute_dtype=dtype)
 
     def _positions(self, like: Tensor, positions: Any, cache: Cache | None) -> Tensor:
         """Positions as a tensor, split as the texts and tokens of `like` (N, S, ...) are; replicated for a cache."""

@@ -17,7 +17,7 @@ from hpcpar import nn
 from hpcpar.layout.layout import Layout
 from hpcpar.mesh import Mesh
 from hpcpar.models.attention import FromHeads, Initializer, ToHeads
-from hpcpar.models.placement import Axes, Spread
+from hpcpar.models.placement import SCHEMES, Axes, Spread
 from hpcpar.nn import init
 from hpcpar.ops.context import CONTEXTS
 from hpcpar.parallel import Column, Placement, Row
@@ -76,7 +76,12 @@ class Attention(nn.Module):
     ----------
     context : str
         How a split of the dim is served; see `functional.scaled_dot_product_attention`.
+    compute_dtype : {"float32", "bfloat16", "float16"}
+        In which queries, keys, weights and values are multiplied; see `nn.set_compute_dtype`.
     """
+
+    compute_dtype = "float32"
+    option_choices = {"context": CONTEXTS}
 
     def __init__(self, config: SpaceTimeConfig, along: tuple[tuple[int, ...], str], causal: bool) -> None:
         super().__init__()
@@ -91,6 +96,7 @@ class Attention(nn.Module):
         mixed = F.scaled_dot_product_attention(
             self.q(x), self.k(x), self.v(x),
             dropout_p=self.dropout if self.training else 0.0, is_causal=self.causal, context=self.context,
+            compute_dtype=self.compute_dtype,
         )  # fmt: skip
         return self.o(mixed)
 
@@ -106,7 +112,8 @@ class _Onto(ToHeads):
         self.order = order
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.permute(F.einsum("ntsc,hec->ntshe", x, self.weight) + self.bias, self.order)
+        y = F.einsum("ntsc,hec->ntshe", x, self.weight, compute_dtype=self.compute_dtype)
+        return F.permute(y + self.bias, self.order)
 
 
 class _Back(FromHeads):
@@ -117,7 +124,7 @@ class _Back(FromHeads):
         self.equation = equation
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.einsum(self.equation, x, self.weight, out=self.out) + self.bias
+        return F.einsum(self.equation, x, self.weight, out=self.out, compute_dtype=self.compute_dtype) + self.bias
 
 
 class SpaceStage(nn.Module):
@@ -191,6 +198,8 @@ class SpaceTime(nn.Module):
     positions in time and space are added to the tokens.
     """
 
+    contexts = SCHEMES
+
     def __init__(self, config: SpaceTimeConfig) -> None:
         super().__init__()
         self.config = config
@@ -223,8 +232,6 @@ class SpaceTime(nn.Module):
         and hidden layers.
         """
         scheme = "switch" if spread.context == "auto" else spread.context
-        if scheme != "switch" and scheme not in CONTEXTS:
-            raise ValueError(f"SpaceTime: context is one of switch, {', '.join(CONTEXTS)}, got {spread.context!r}")
         switched = scheme == "switch"
         frames, places = (spread.sequence, ()) if switched else ((), spread.sequence)
         plan: dict[str, Entry] = {"": Placement(input=Layout(spread.batch, frames, places))}

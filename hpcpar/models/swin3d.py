@@ -35,7 +35,14 @@ class WindowedAttention(nn.Module):
     window : tuple of int
         The largest window; a grid that is smaller along a dim has windows of its own length there.
     shifted : bool
+
+    Attributes
+    ----------
+    compute_dtype : {"float32", "bfloat16", "float16"}
+        In which queries, keys, weights and values are multiplied; see `nn.set_compute_dtype`.
     """
+
+    compute_dtype = "float32"
 
     def __init__(self, width: int, heads: int, window: Sizes, shifted: bool) -> None:
         super().__init__()
@@ -52,6 +59,7 @@ class WindowedAttention(nn.Module):
         y = F.window_attention(
             self.q(tokens), self.k(tokens), self.v(tokens), self.bias_table,
             size=size, window_size=window, shift_size=shift, table_window=self.window,
+            compute_dtype=self.compute_dtype,
         )  # fmt: skip
         return F.window_merge(self.o(y), window, size, shift)
 
@@ -83,13 +91,16 @@ class PatchMerging(nn.Module):
     torch's (2C, 8C).
     """
 
+    compute_dtype = "float32"
+
     def __init__(self, width: int) -> None:
         super().__init__()
         self.norm = nn.LayerNorm((8, width))
         self.weight = init.parameter((2 * width, 8, width), small_weights)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.einsum("nabctx,otx->nabco", self.norm(F.window_partition(x, 2)), self.weight)
+        tokens = self.norm(F.window_partition(x, 2))
+        return F.einsum("nabctx,otx->nabco", tokens, self.weight, compute_dtype=self.compute_dtype)
 
     def shown_shape(self, name: str) -> tuple[int, ...] | None:
         out, eight, width = self.weight.shape

@@ -22,6 +22,7 @@ from hpcpar.models.volume_tokens import (
     triple,
 )
 from hpcpar.nn import init
+from hpcpar.ops.grid_attention import CONTEXTS
 from hpcpar.parallel import Column, Placement, Row
 from hpcpar.parallel.plan import Entry
 from hpcpar.tensors import Tensor
@@ -36,7 +37,12 @@ class GlobalAttention(nn.Module):
     ----------
     context : {"auto", "ring", "all_to_all", "gather"}
         How a split grid is served; see `functional.grid_attention`.
+    compute_dtype : {"float32", "bfloat16", "float16"}
+        In which queries, keys, weights and values are multiplied; see `nn.set_compute_dtype`.
     """
+
+    compute_dtype = "float32"
+    option_choices = {"context": CONTEXTS}
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -48,7 +54,8 @@ class GlobalAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         # heads stand before the last dim of tokens, and are wanted before the first
         q, k, v = (F.permute(layer(x), 0, 3, 1, 2, 4, 5) for layer in (self.q, self.k, self.v))
-        return self.o(F.permute(F.grid_attention(q, k, v, context=self.context), 0, 2, 3, 1, 4, 5))
+        mixed = F.grid_attention(q, k, v, context=self.context, compute_dtype=self.compute_dtype)
+        return self.o(F.permute(mixed, 0, 2, 3, 1, 4, 5))
 
 
 class Block(nn.Module):

@@ -70,6 +70,8 @@ class ToVoxels(nn.Module):
     (voxels * outputs, width).
     """
 
+    compute_dtype = "float32"
+
     def __init__(self, width: int, outputs: int, patch: tuple[int, int, int]) -> None:
         super().__init__()
         self.patch = patch
@@ -78,7 +80,7 @@ class ToVoxels(nn.Module):
 
     def forward(self, tokens: Tensor, size: Sequence[int]) -> Tensor:
         """Return the volume of `size`; voxels of patches that hang over its ends are dropped."""
-        y = F.einsum("nabcx,tox->nabcto", tokens, self.weight) + self.bias
+        y = F.einsum("nabcx,tox->nabcto", tokens, self.weight, compute_dtype=self.compute_dtype) + self.bias
         return volume(F.window_merge(y, self.patch, size))
 
     def shown_shape(self, name: str) -> tuple[int, ...]:

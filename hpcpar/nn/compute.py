@@ -17,7 +17,8 @@ def set_compute_dtype(module: Module, compute_dtype: str, keep: Sequence[str] = 
     compute_dtype : {"float32", "bfloat16", "float16"}
         See `functional.conv3d` and `functional.einsum`. Weights, activations, sums and gradients stay float32.
     keep : sequence of str
-        Names of layers that stay as they are, with the wildcards of a shell (``"down*.conv1"``).
+        Names of layers that stay as they are, with the wildcards of a shell (``"down*.conv1"``). The output layer of a
+        `Decoder` that shares the table of its embedding has the name ``"embedding"``.
 
     Returns
     -------

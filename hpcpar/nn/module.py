@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, Union
 
 from hpcpar import remaking, scope
@@ -33,6 +33,8 @@ class Module:
         Backward runs the module again, instead of keeping what it computes (`hpcpar.nn.recompute`).
     not_kept : frozenset of str
         Operations inside whose results are made again, likewise.
+    option_choices : mapping of str to sequence
+        What attributes that a plan may set (`parallel.Placement`, options) may be, of those that are one of a few.
     training : bool
     full_name : str
         The path from the outermost module, ``"enc3.conv1"``; "" for the outermost itself.
@@ -47,6 +49,7 @@ class Module:
     out: Layout | None = None
     recomputed = False
     not_kept: frozenset[str] = frozenset()
+    option_choices: Mapping[str, Sequence[Any]] = {}
     training: bool
 
     def __init__(self) -> None:

@@ -11,9 +11,21 @@ from hpcpar.nn.module import Module
 from hpcpar.tensors import Tensor
 
 
-class _MaxPool(Module):
+class _Pool(Module):
+    """What maxima and means over windows share: where the windows lie."""
+
     dims: int
 
+    def __init__(self, kernel_size: Lengths, stride: Lengths | None, padding: Lengths, ceil_mode: bool) -> None:
+        super().__init__()
+        self.kernel_size, self.stride = kernel_size, kernel_size if stride is None else stride
+        self.padding, self.ceil_mode = padding, ceil_mode
+
+    def extra_repr(self) -> str:
+        return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
+
+
+class _MaxPool(_Pool):
     def __init__(
         self,
         kernel_size: Lengths,
@@ -23,10 +35,8 @@ class _MaxPool(Module):
         return_indices: bool = False,
         ceil_mode: bool = False,
     ) -> None:
-        super().__init__()
-        self.kernel_size, self.stride = kernel_size, kernel_size if stride is None else stride
-        self.padding, self.dilation = padding, dilation
-        self.return_indices, self.ceil_mode = return_indices, ceil_mode
+        super().__init__(kernel_size, stride, padding, ceil_mode)
+        self.dilation, self.return_indices = dilation, return_indices
 
     def forward(self, x: Tensor) -> Any:
         function = getattr(F, f"max_pool{self.dims}d")
@@ -35,14 +45,11 @@ class _MaxPool(Module):
         )
 
     def extra_repr(self) -> str:
-        return (
-            f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}, dilation={self.dilation}, "
-            f"ceil_mode={self.ceil_mode}"
-        )
+        return f"{super().extra_repr()}, dilation={self.dilation}, ceil_mode={self.ceil_mode}"
 
 
 class MaxPool1d(_MaxPool):
-    """Maximum over windows of (N, C, W); `stride` is the window's size by default."""
+    """Maximum over windows of (N, C, W); `stride` is `kernel_size` by default."""
 
     dims = 1
 
@@ -59,9 +66,7 @@ class MaxPool3d(_MaxPool):
     dims = 3
 
 
-class _AvgPool(Module):
-    dims: int
-
+class _AvgPool(_Pool):
     def __init__(
         self,
         kernel_size: Lengths,
@@ -72,10 +77,8 @@ class _AvgPool(Module):
         *,
         negative_slope: float | None = None,
     ) -> None:
-        super().__init__()
-        self.kernel_size, self.stride = kernel_size, kernel_size if stride is None else stride
-        self.padding, self.ceil_mode, self.count_include_pad = padding, ceil_mode, count_include_pad
-        self.negative_slope = negative_slope
+        super().__init__(kernel_size, stride, padding, ceil_mode)
+        self.count_include_pad, self.negative_slope = count_include_pad, negative_slope
 
     def forward(self, x: Tensor) -> Tensor:
         function = getattr(F, f"avg_pool{self.dims}d")
@@ -85,14 +88,14 @@ class _AvgPool(Module):
         )  # fmt: skip
 
     def extra_repr(self) -> str:
-        text = f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
+        text = super().extra_repr()
         return text if self.negative_slope is None else f"{text}, negative_slope={self.negative_slope}"
 
 
 class AvgPool1d(_AvgPool):
-    """Mean over windows of (N, C, W); `stride` is the window's size by default.
+    """Mean over windows of (N, C, W); `stride` is `kernel_size` by default.
 
-    With a `negative_slope` the input passes through leaky ReLU first, in the same pass over memory.
+    With a `negative_slope`, means are of leaky ReLU of the input, which is taken in the same pass over memory.
     """
 
     dims = 1
@@ -125,19 +128,19 @@ class _AdaptiveAvgPool(Module):
 
 
 class AdaptiveAvgPool1d(_AdaptiveAvgPool):
-    """Mean over as many windows of (N, C, W) as give `output_size`."""
+    """Mean over windows of (N, C, W), as many as `output_size` says and placed as in torch."""
 
     dims = 1
 
 
 class AdaptiveAvgPool2d(_AdaptiveAvgPool):
-    """Mean over as many windows of (N, C, H, W) as give `output_size`."""
+    """Mean over windows of (N, C, H, W); see `AdaptiveAvgPool1d`."""
 
     dims = 2
 
 
 class AdaptiveAvgPool3d(_AdaptiveAvgPool):
-    """Mean over as many windows of (N, C, D, H, W) as give `output_size`."""
+    """Mean over windows of (N, C, D, H, W); see `AdaptiveAvgPool1d`."""
 
     dims = 3
 

@@ -87,31 +87,43 @@ def scaled_dot_product_attention(
 
     Notes
     -----
-    Layouts cost: none, but for a split of the tokens (`hpcpar.ops.context` has the closed forms), for documents that
-    are split, which are gathered once a step, and for key and value whose heads are sliced: their gradient is partial.
+    Messages are sent where tokens are split (`hpcpar.ops.context` has the closed forms); where documents are split,
+    which are gathered once a step; and for the gradients of key and value where their heads are sliced, which are
+    partial. Otherwise there are none.
     """
-    if query.ndim in (2, 3) and query.ndim == key.ndim == value.ndim:
-        if documents is not None:
-            raise ValueError(f"{NAME}: documents are of samples; query of shape {query.shape} has none")
-        result = scaled_dot_product_attention(
-            *[unsqueeze(t, 0) for t in (query, key, value)], attn_mask, dropout_p, is_causal, scale, enable_gqa,
-            window=window, order=order, context=context, compute_dtype=compute_dtype,
-        )  # fmt: skip
-        return result[0]
+    lacking = _lacking_dims(query, key, value, documents)
+    for _ in range(lacking):
+        query, key, value = (unsqueeze(t, 0) for t in (query, key, value))
     _check_shapes(query, key, value, enable_gqa)
-    if compute_dtype not in COMPUTE_DTYPES:
-        raise ValueError(f"{NAME}: compute_dtype is one of {', '.join(COMPUTE_DTYPES)}, got {compute_dtype!r}")
-    _check_arguments(query, attn_mask, dropout_p, is_causal, window, order, context)
+    _check_arguments(attn_mask, dropout_p, is_causal, window, order, context, compute_dtype)
+
     operands = [query, key, value]
     if documents is not None:
         operands.append(_documents(documents, query, key))
     if attn_mask is not None:
         operands.append(_mask(attn_mask, query, key))
-    dropout = (_random.seed(), _random.next_stream(), float(dropout_p)) if dropout_p else None
-    numbers = Numbers(query.shape[-1] ** -0.5 if scale is None else float(scale), dropout)
-    reach = None if window is None else (int(window[0]), int(window[1]))
-    sight = Sight(bool(is_causal), reach, 1, documents is not None, attn_mask is not None, compute_dtype)
-    return attend(operands, sight, numbers, order, context)
+    sight = Sight(
+        causal=bool(is_causal),
+        window=None if window is None else (int(window[0]), int(window[1])),
+        documents=documents is not None,
+        mask=attn_mask is not None,
+        compute_dtype=compute_dtype,
+    )
+    numbers = Numbers(
+        scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
+        dropout=(_random.seed(), _random.next_stream(), float(dropout_p)) if dropout_p else None,
+    )
+    result = attend(operands, sight, numbers, order, context)
+    return result[(0,) * lacking] if lacking else result
+
+
+def _lacking_dims(query: Tensor, key: Tensor, value: Tensor, documents: Any) -> int:
+    """How many of the dims of samples and heads are not there, as torch allows."""
+    if query.ndim not in (2, 3) or not query.ndim == key.ndim == value.ndim:
+        return 0
+    if documents is not None:
+        raise ValueError(f"{NAME}: documents are of samples; query of shape {query.shape} has none")
+    return 4 - query.ndim
 
 
 def _check_shapes(query: Tensor, key: Tensor, value: Tensor, grouped: bool) -> None:
@@ -134,7 +146,11 @@ def _check_shapes(query: Tensor, key: Tensor, value: Tensor, grouped: bool) -> N
         )
 
 
-def _check_arguments(query: Tensor, mask: Any, p: float, causal: bool, window: Any, order: str, context: str) -> None:
+def _check_arguments(
+    mask: Any, p: float, causal: bool, window: Any, order: str, context: str, compute_dtype: str
+) -> None:
+    if compute_dtype not in COMPUTE_DTYPES:
+        raise ValueError(f"{NAME}: compute_dtype is one of {', '.join(COMPUTE_DTYPES)}, got {compute_dtype!r}")
     if mask is not None and causal:
         raise ValueError(f"{NAME}: attn_mask and is_causal exclude each other, as in torch; put both into the mask")
     if not 0 <= p <= 1:

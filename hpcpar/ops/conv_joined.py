@@ -77,7 +77,7 @@ class JoinedConv(Op):
         if needs[0]:
             dy = pending.wait() if dy is None else dy
             shares = [
-                kernels.conv_backward_weight(x, dy, w[:, a:b].shape, *plan.back.arguments, **plan.back.compute)
+                plan.back.weight_gradient(dy, x, w[:, a:b].shape)
                 for x, (plan, (a, b)) in zip(parts, rule.plan, strict=True)
             ]
             grads[0] = np.concatenate(shares, axis=1)

@@ -11,7 +11,7 @@ from hpcpar.kernels.bfloat16 import ROUNDING
 from hpcpar.layout.layout import Layout, LayoutError
 from hpcpar.layout.maps import scatter_padding, transposed_map, window_map
 from hpcpar.ops.contraction import Equation
-from hpcpar.ops.conv_arguments import Geometry
+from hpcpar.ops.conv_arguments import Geometry, Pairs
 from hpcpar.ops.linear import choose_labels, label_stacks
 from hpcpar.ops.overlap import Schedule, Tile, scatter_tiles, window_tiles
 from hpcpar.ops.spatial import Halo
@@ -91,7 +91,21 @@ def whole_groups(w: Any, groups: int) -> Any:
     return w if groups else w[:, :0]
 
 
-class WindowPass:
+class _Pass:
+    """What both passes share: the arguments of their kernels, for the whole block or one tile of it."""
+
+    def __init__(self, out: Signature, geometry: Geometry, lay: Channels, padding: Pairs) -> None:
+        self.shape, self.groups = out.local_shape, max(lay.groups, 1)
+        self.stride, self.dilation = geometry.stride, geometry.dilation
+        self.arguments = self.padded(padding)
+        self.compute = {"compute_dtype": geometry.compute_dtype}
+
+    def padded(self, padding: Pairs) -> tuple[Any, ...]:
+        """Return the arguments of a kernel whose input has this padding."""
+        return self.stride, padding, self.dilation, self.groups
+
+
+class WindowPass(_Pass):
     """A convolution of what a halo exchange brings: forward, or the gradient of a transposed one."""
 
     def __init__(
@@ -102,17 +116,14 @@ class WindowPass:
         # where padding is zero its ends are the kernel's own
         pads = "kernel" if geometry.mode == "zeros" else "fill"
         self.halo = Halo(source, out.shape[2:], [window_map] * len(steps), arguments, pads)
-        self.shape, groups = out.local_shape, max(lay.groups, 1)
-        self.stride, self.dilation, self.groups = geometry.stride, geometry.dilation, groups
-        self.arguments = (geometry.stride, self.halo.padding, geometry.dilation, groups)
-        self.compute = {"compute_dtype": geometry.compute_dtype}
+        super().__init__(out, geometry, lay, self.halo.padding)
         flops = 2.0 * prod(self.shape[:1] + self.shape[2:]) * prod(lay.w.local_shape)
         make = partial(window_tiles, self.halo, self.shape[2:], steps)
         self.schedule = Schedule(self.halo, make, flops, prod(source.local_shape[:2]))
         self.room = Room()
 
     def finish(self, pending: Pending, w: Any, bias: Any = None, into: Any = None) -> tuple[Any, Any]:
-        """Return the result and the buffer of an exchange that `Halo.start` started; the result is added to `into`."""
+        """Return the result and the buffer of an exchange that `Halo.start` started; `into`, if given, is added to."""
         dtype, like = pending.buffer.dtype, pending.buffer
         tiles = self.schedule.chosen(dtype.itemsize)
         if into is not None and (tiles is not None or 0 in self.shape):
@@ -132,13 +143,16 @@ class WindowPass:
 
         def compute(buffer: Any, tile: Tile) -> None:
             source, target = buffer[(..., *tile.source)], y[(..., *tile.out)]
-            geometry = (self.stride, tile.padding, self.dilation, self.groups)
-            kernels.conv_forward(source, w, bias, *geometry, out=target, **self.compute)
+            kernels.conv_forward(source, w, bias, *self.padded(tile.padding), out=target, **self.compute)
 
         return y, tiles.run(pending, compute)
 
+    def weight_gradient(self, buffer: Any, y: Any, shape: tuple[int, ...]) -> Any:
+        """Return the gradient of a weight of this shape, from the buffer and an array `y` that lies as the result."""
+        return kernels.conv_backward_weight(buffer, y, shape, *self.arguments, **self.compute)
 
-class ScatterPass:
+
+class ScatterPass(_Pass):
     """A transposed convolution of what a halo exchange brings: forward, or the gradient of a convolution."""
 
     def __init__(
@@ -146,14 +160,11 @@ class ScatterPass:
     ) -> None:
         steps = geometry.steps(kernel)
         self.halo = Halo(source, out.shape[2:], [transposed_map] * len(steps), steps)
-        self.shape, groups = out.local_shape, max(lay.groups, 1)
-        self.stride, self.dilation, self.groups = geometry.stride, geometry.dilation, groups
         padding = []
         for block, plan, step in zip(out.box[2:], self.halo.plans, steps, strict=True):
             i0 = transposed_map(plan.n, *block, *step).start
             padding.append(scatter_padding(*block, i0, i0 + plan.size, *step))
-        self.arguments = (geometry.stride, tuple(padding), geometry.dilation, groups)
-        self.compute = {"compute_dtype": geometry.compute_dtype}
+        super().__init__(out, geometry, lay, tuple(padding))
         flops = 2.0 * prod(source.local_shape[:1] + source.local_shape[2:]) * prod(lay.w.local_shape)
         make = partial(scatter_tiles, self.halo, out.box[2:], steps)
         self.schedule = Schedule(self.halo, make, flops, prod(source.local_shape[:2]))
@@ -168,19 +179,48 @@ class ScatterPass:
 
         def compute(buffer: Any, tile: Tile) -> None:
             source, target = buffer[(..., *tile.source)], y[(..., *tile.out)]
-            geometry = (self.stride, tile.padding, self.dilation, self.groups)
+            geometry = self.padded(tile.padding)
             target[...] = kernels.conv_backward_data(source, w, target.shape, *geometry, **self.compute)
 
         return y, tiles.run(pending, compute)
 
+    def weight_gradient(self, buffer: Any, y: Any, shape: tuple[int, ...]) -> Any:
+        """Return the gradient of a weight of this shape, from the buffer and an array `y` that lies as the result."""
+        return kernels.conv_backward_weight(y, buffer, shape, *self.arguments, **self.compute)
 
-class ConvPlan:
+
+class _Plan:
+    """The passes of one convolution or transposed convolution on this rank: `ahead`, and `back` for its gradients."""
+
+    ahead: WindowPass | ScatterPass
+    back: WindowPass | ScatterPass | None
+
+    def __init__(self, lay: Channels, geometry: Geometry) -> None:
+        self.groups, self.w_shape = lay.groups, lay.w.local_shape
+        self.rounding = ROUNDING if geometry.compute_dtype == "bfloat16" else 0.0
+
+    def pull(self, saved: Any, g: Any, needs: tuple[bool, ...]) -> list[Any]:
+        """Gradients from the own block of x and a haloed dY."""
+        (x, w), back = saved, self.back
+        grads: list[Any] = [None] * len(needs)
+        g = kernels.to_channels_last(g)  # a part of a concatenation's gradient is copied once, not by each kernel
+        pending = back.halo.start(g) if needs[0] or needs[1] else None
+        if any(needs[2:]):
+            grads[2] = kernels.channel_sums(g)
+        if needs[0]:
+            grads[0], dy = back.finish(pending, w)
+        if needs[1]:
+            dy = dy if needs[0] else pending.wait()
+            grads[1] = back.weight_gradient(dy, x, w.shape).reshape(self.w_shape)
+        return grads
+
+
+class ConvPlan(_Plan):
     """The passes of one convolution on this rank."""
 
     def __init__(self, lay: Channels, result: Signature, geometry: Geometry) -> None:
+        super().__init__(lay, geometry)
         kernel = lay.w.shape[2:]
-        self.groups, self.w_shape = lay.groups, lay.w.local_shape
-        self.rounding = ROUNDING if geometry.compute_dtype == "bfloat16" else 0.0
         self.pulls = geometry.mode == "zeros"
         self.x_is_less = lay.x.size <= result.size
         self.ahead = WindowPass(lay.x, result, geometry, kernel, lay)
@@ -194,21 +234,10 @@ class ConvPlan:
 
     def pull(self, saved: Any, g: Any, needs: tuple[bool, ...]) -> list[Any]:
         """Gradients from the own block of x and a haloed dY."""
-        (x, w), back = saved, self.back
         if needs[1] and not needs[0] and self.x_is_less:  # the first layer: a halo of its few channels does
+            x, w = saved
             return self.push((self.ahead.halo.start(x).wait(), w), g, needs)
-        grads: list[Any] = [None] * len(needs)
-        g = kernels.to_channels_last(g)  # a part of a concatenation's gradient is copied once, not by each kernel
-        pending = back.halo.start(g) if needs[0] or needs[1] else None
-        if any(needs[2:]):
-            grads[2] = kernels.channel_sums(g)
-        if needs[0]:
-            grads[0], dy = back.finish(pending, w)
-        if needs[1]:
-            dy = dy if needs[0] else pending.wait()
-            dw = kernels.conv_backward_weight(x, dy, w.shape, *back.arguments, **back.compute)
-            grads[1] = dw.reshape(self.w_shape)
-        return grads
+        return super().pull(saved, g, needs)
 
     def push(self, saved: Any, g: Any, needs: tuple[bool, ...]) -> list[Any]:
         """Gradients from the kept haloed x; dX is added up by the owners."""
@@ -218,8 +247,7 @@ class ConvPlan:
             dx = kernels.conv_backward_data(g, w, buffer.shape, *ahead.arguments, **ahead.compute)
             pending = ahead.halo.start_adjoint(dx, give=True)
         if needs[1]:
-            dw = kernels.conv_backward_weight(buffer, g, w.shape, *ahead.arguments, **ahead.compute)
-            grads[1] = dw.reshape(self.w_shape)
+            grads[1] = ahead.weight_gradient(buffer, g, w.shape).reshape(self.w_shape)
         if any(needs[2:]):
             grads[2] = kernels.channel_sums(g)
         if needs[0]:
@@ -227,13 +255,12 @@ class ConvPlan:
         return grads
 
 
-class TransposePlan:
+class TransposePlan(_Plan):
     """The passes of one transposed convolution: those of a convolution with x and y exchanged."""
 
     def __init__(self, lay: Channels, result: Signature, geometry: Geometry) -> None:
+        super().__init__(lay, geometry)
         kernel = lay.w.shape[2:]
-        self.groups, self.w_shape = lay.groups, lay.w.local_shape
-        self.rounding = ROUNDING if geometry.compute_dtype == "bfloat16" else 0.0
         self.ahead = ScatterPass(lay.x, result, geometry, kernel, lay)
         self.back = WindowPass(result.resolved, lay.x, geometry, kernel, lay)
 
@@ -244,19 +271,3 @@ class TransposePlan:
         if bias is not None:
             y += bias.reshape(bias.size, *(1,) * (y.ndim - 2))
         return y, (x, w)
-
-    def pull(self, saved: Any, g: Any, needs: tuple[bool, ...]) -> list[Any]:
-        """Gradients from the own block of x and a haloed dY."""
-        (x, w), back = saved, self.back
-        grads: list[Any] = [None] * len(needs)
-        g = kernels.to_channels_last(g)  # a part of a concatenation's gradient is copied once, not by each kernel
-        pending = back.halo.start(g) if needs[0] or needs[1] else None
-        if any(needs[2:]):
-            grads[2] = kernels.channel_sums(g)
-        if needs[0]:
-            grads[0], dy = back.finish(pending, w)
-        if needs[1]:
-            dy = dy if needs[0] else pending.wait()
-            dw = kernels.conv_backward_weight(dy, x, w.shape, *back.arguments, **back.compute)
-            grads[1] = dw.reshape(self.w_shape)
-        return grads

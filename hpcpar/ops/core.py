@@ -15,7 +15,7 @@ import numpy as np
 from hpcpar import autograd, remaking
 from hpcpar.autograd import Node
 from hpcpar.layout.layout import Layout, LayoutError
-from hpcpar.signature import Signature, signature
+from hpcpar.signature import Signature, signature, two_meshes
 from hpcpar.sources import by_source
 from hpcpar.tensors import Tensor
 from hpcpar.transport.device import like as place
@@ -158,12 +158,10 @@ class Op:
 
     def _make_rule(self, key: Hashable, tensors: tuple[Tensor, ...], static: tuple) -> Rule:
         sigs = tuple(t.sig for t in tensors)
-        for sig in sigs[1:]:
+        for i, sig in enumerate(sigs[1:], 1):
             if sig.mesh is not sigs[0].mesh:
-                raise LayoutError(
-                    f"{self.name}: operands lie on two meshes, {sigs[0].mesh!r} and {sig.mesh!r}, which are not one "
-                    "even where they are of one shape; make all of them on the same"
-                )
+                words = two_meshes(f"operand 0, {sigs[0]!r},", sigs[0].mesh, f"operand {i}, {sig!r},", sig.mesh)
+                raise LayoutError(f"{self.name}: operands are on two meshes: {words}")
         rules = sigs[0].rules
         if len(rules) >= RULES_KEPT:  # slices at positions that never come back
             rules.clear()

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from numbers import Real
 from typing import Any
 
 from hpcpar import kernels
@@ -41,7 +42,7 @@ class GridAttention(Op):
 
     name = "grid_attention"
 
-    def rule(self, sigs: tuple[Signature, ...], context: str) -> Rule:
+    def rule(self, sigs: tuple[Signature, ...], context: str, compute_dtype: str) -> Rule:
         q = sigs[0].resolved
         axes = grid_axes(q)
         if context == "all_to_all":
@@ -51,19 +52,24 @@ class GridAttention(Op):
             whole = [sig.with_layout(Layout(*q.dims[:2])) for sig in sigs[1:]]
             moves, grads = [q, *whole], [q, *[sig.with_partial(q.mesh.sort(axes)) for sig in whole]]
         out = signature(q.mesh, (*q.shape[:-1], sigs[2].shape[-1]), moves[0].layout)
-        return Rule(out, moves, grads, sigs)
+        return Rule(out, moves, grads, sigs, compute_dtype)
+
+    def rounding(self, rule: Rule) -> float:
+        return kernels.ROUNDINGS[rule.plan]
 
     def flops(self, rule: Rule) -> int:
         return attention_flops(rule)
 
     def forward(self, rule: Rule, arrays: Sequence[Any], extra: Any) -> tuple[Any, Any]:
-        out, lse = kernels.attention_forward(*[flat_tokens(a) for a in arrays], extra, _EVERYTHING)
+        out, lse = kernels.attention_forward(
+            *[flat_tokens(a) for a in arrays], extra, _EVERYTHING, compute_dtype=rule.plan
+        )
         return out.reshape(rule.out.local_shape), (*arrays, out, lse, extra)
 
     def backward(self, rule: Rule, saved: Any, g: Any, needs: tuple[bool, ...]) -> tuple:
         *arrays, out, lse, scale = saved
         grads = kernels.attention_backward(
-            flat_tokens(g), *[flat_tokens(a) for a in arrays], out, lse, scale, _EVERYTHING
+            flat_tokens(g), *[flat_tokens(a) for a in arrays], out, lse, scale, _EVERYTHING, compute_dtype=rule.plan
         )
         return tuple(d.reshape(a.shape) for d, a in zip(grads, arrays, strict=True))
 
@@ -84,9 +90,18 @@ _grid_attention = GridAttention()
 
 
 def grid_attention(
-    query: Tensor, key: Tensor, value: Tensor, scale: float | None = None, *, context: str = "auto"
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float | None = None,
+    *,
+    context: str = "auto",
+    compute_dtype: str = "float32",
 ) -> Tensor:
     """Return scaled dot-product attention over all tokens of a grid.
+
+    Every token sees every other one: it takes no mask and drops no weights. `scaled_dot_product_attention`, which has
+    both, serves tokens in one row.
 
     Parameters
     ----------
@@ -99,6 +114,8 @@ def grid_attention(
     context : {"auto", "ring", "all_to_all", "gather"}
         How a split grid is served (see this module). By default all-to-all where the heads divide evenly among the
         ranks that would share them, else the ring.
+    compute_dtype : {"float32", "bfloat16", "float16"}
+        In which the float32 operands of all products, forward and backward, are multiplied; see `functional.einsum`.
 
     Returns
     -------
@@ -108,7 +125,9 @@ def grid_attention(
     Raises
     ------
     ValueError
-        Shapes that do not fit, an unknown context.
+        Shapes that do not fit, an unknown context or dtype.
+    TypeError
+        A scale that is no number: a mask in its place, say, as torch's function has one there.
     LayoutError
         Operands that lie differently, or a split of the features.
     """
@@ -121,11 +140,28 @@ def grid_attention(
         raise ValueError(f"grid_attention: context is one of {', '.join(CONTEXTS)}, got {context!r}")
     operands, sig = (query, key, value), query.sig.resolved
     _check_layouts([t.sig for t in operands])
-    scale = sig.shape[-1] ** -0.5 if scale is None else float(scale)
+    check_compute_dtype("grid_attention", compute_dtype)
+    scale = scale_of("grid_attention", query, scale)
     axes = grid_axes(sig)
     if context == "auto":
         parts = sig.parts(1) * prod(sig.mesh.shape[a] for a in axes)
         context = "ring" if sig.shape[1] % parts else "all_to_all"
     if context == "ring" and axes:
-        return grid_ring_attention(operands, (), Numbers(scale, None))
-    return repartition(_grid_attention(operands, (context,), scale), sig.layout)
+        return grid_ring_attention(operands, (compute_dtype,), Numbers(scale, None))
+    return repartition(_grid_attention(operands, (context, compute_dtype), scale), sig.layout)
+
+
+def check_compute_dtype(name: str, compute_dtype: str) -> None:
+    """Refuse an unknown dtype of products."""
+    if compute_dtype not in kernels.COMPUTE_DTYPES:
+        raise ValueError(f"{name}: compute_dtype is one of {', '.join(kernels.COMPUTE_DTYPES)}, got {compute_dtype!r}")
+
+
+def scale_of(name: str, query: Tensor, scale: Any) -> float:
+    """The factor of the scores, of a function that takes no mask in its place."""
+    if scale is None:
+        return query.shape[-1] ** -0.5
+    if not isinstance(scale, Real):
+        kind = f"a {type(scale).__name__}"
+        raise TypeError(f"{name}: scale is a number, got {kind}; it takes no mask (scaled_dot_product_attention does)")
+    return float(scale)

@@ -25,15 +25,16 @@ class GridRingPlan:
 
     Attributes
     ----------
+    sight : Sight
+        That of tokens which all see each other.
     sizes : list of int
         Tokens of each block, row-major over the axes of the grid.
     part : int
         This rank's block.
     """
 
-    sight = Sight()
-
-    def __init__(self, query: Signature) -> None:
+    def __init__(self, query: Signature, compute_dtype: str) -> None:
+        self.sight = Sight(compute_dtype=compute_dtype)
         mesh, stack = query.mesh, grid_axes(query)
         self._own = query.local_shape[2:-1]
         places_of = [dict(zip(stack, at, strict=True)) for at in product(*[range(mesh.shape[a]) for a in stack])]
@@ -81,11 +82,11 @@ class GridRingAttention(RingAttention):
 
     name = "grid_ring_attention"
 
-    def rule(self, sigs: tuple[Signature, ...]) -> Rule:
+    def rule(self, sigs: tuple[Signature, ...], compute_dtype: str) -> Rule:
         q = sigs[0].resolved
         moves = [sig.with_layout(q.layout) for sig in sigs]
         out = q.with_shape((*q.shape[:-1], sigs[2].shape[-1]))
-        return Rule(out, moves, moves, sigs, GridRingPlan(q))
+        return Rule(out, moves, moves, sigs, GridRingPlan(q, compute_dtype))
 
     def flops(self, rule: Rule) -> int:
         return attention_flops(rule)

@@ -6,6 +6,14 @@ product otherwise than a whole one. *Overlap* decides whether the interior is co
 for or after. It moves only the wait, so results have the same bits with it and without.
 
 Messages progress only inside MPI calls, so the interior is computed in pieces with a test between them.
+
+Where "auto" draws the line is an estimate from round numbers, and was never measured: there has been no run on several
+nodes yet. The network is taken to carry 10 GB/s for each rank, somewhat less than the 12.5 of a 100 Gbit/s link that a
+rank has to itself; more than a rank gets where many share it. A rank is taken to compute 50 GFLOP/s, less than half of
+what cores reached in float32 (docs/performance.md), and the rim to run at half the speed of a whole block; a rank with
+a GPU is far off these figures. What was measured is the case of one node: there cutting never paid, so "auto" leaves
+blocks whole. The choice changes speed and rounding, nothing else: on a machine of several nodes time
+``HPCPAR_TILING=split`` beside ``whole``.
 """
 
 from __future__ import annotations
@@ -27,9 +35,10 @@ PIECES = 16
 
 TILINGS = ("auto", "split", "whole")
 
-# Estimates for the choice in "auto", not measured: within a node, where they were, overlap never paid.
 NETWORK_BYTES_PER_SECOND = 10e9
+"""What a rank is taken to send to other nodes, for the choice in "auto"; see this module."""
 RANK_FLOPS_PER_SECOND = 50e9
+"""What a rank is taken to compute, likewise."""
 
 
 class _Settings:

@@ -19,6 +19,7 @@ import numpy as np
 from hpcpar import kernels
 from hpcpar.layout.layout import Layout, LayoutError
 from hpcpar.ops.core import Op, Rule, split_conflict
+from hpcpar.ops.grid_attention import check_compute_dtype, scale_of
 from hpcpar.ops.spatial import Lengths, per_dim
 from hpcpar.ops.windows import Sizes, window_grid
 from hpcpar.signature import Signature, signature
@@ -80,7 +81,9 @@ class WindowAttention(Op):
 
     name = "window_attention"
 
-    def rule(self, sigs: tuple[Signature, ...], size: Sizes, window: Sizes, shift: Sizes, largest: Sizes) -> Rule:
+    def rule(
+        self, sigs: tuple[Signature, ...], size: Sizes, window: Sizes, shift: Sizes, largest: Sizes, compute_dtype: str
+    ) -> Rule:
         q = sigs[0].resolved
         if q.dims[-1] or q.dims[-2]:
             raise LayoutError(
@@ -101,7 +104,10 @@ class WindowAttention(Op):
             grads.append(table.with_partial(q.mesh.sort([a for stack in q.dims[:-3] for a in stack])))
             rows = relative_rows(window, largest)
         out = signature(q.mesh, (*q.shape[:-1], sigs[2].shape[-1]), Layout(*q.dims))
-        return Rule(out, moves, grads, sigs, (window_regions(size, window, shift, q.box[1:-3]), rows))
+        return Rule(out, moves, grads, sigs, (window_regions(size, window, shift, q.box[1:-3]), rows, compute_dtype))
+
+    def rounding(self, rule: Rule) -> float:
+        return kernels.ROUNDINGS[rule.plan[2]]
 
     def flops(self, rule: Rule) -> int:
         *_, h, t, e = rule.grads[0].shape
@@ -109,17 +115,18 @@ class WindowAttention(Op):
 
     def forward(self, rule: Rule, arrays: Sequence[Any], extra: Any) -> tuple[Any, Any]:
         query, key, value = (_windows(a) for a in arrays[:3])
-        regions, rows = rule.plan
+        regions, rows, compute_dtype = rule.plan
         table = arrays[3] if rows is not None else None
-        out, lse = kernels.window_attention_forward(query, key, value, extra, _bias(table, rows), regions)
+        bias = _bias(table, rows)
+        out, lse = kernels.window_attention_forward(query, key, value, extra, bias, regions, compute_dtype)
         return out.reshape(rule.out.local_shape), (*arrays[:3], table, out, lse, extra)
 
     def backward(self, rule: Rule, saved: Any, g: Any, needs: tuple[bool, ...]) -> tuple:
         query, key, value, table, out, lse, scale = saved
-        regions, rows = rule.plan
+        regions, rows, compute_dtype = rule.plan
         operands = [_windows(a) for a in (query, key, value)]
         *grads, dbias = kernels.window_attention_backward(
-            _windows(g), *operands, out, lse, scale, _bias(table, rows), regions
+            _windows(g), *operands, out, lse, scale, _bias(table, rows), regions, compute_dtype
         )
         shaped = [d.reshape(a.shape) for d, a in zip(grads, (query, key, value), strict=True)]
         if table is None:
@@ -151,8 +158,11 @@ def window_attention(
     shift_size: Lengths = 0,
     table_window: Lengths | None = None,
     scale: float | None = None,
+    compute_dtype: str = "float32",
 ) -> Tensor:
     """Return attention inside the windows of `window_partition` (Liu et al. 2021, arXiv 2103.14030).
+
+    It takes no mask and drops no weights: what a token sees follows from the sizes alone.
 
     Parameters
     ----------
@@ -168,6 +178,8 @@ def window_attention(
         The window w of the table, where it is larger than the windows: a grid may be smaller than what was trained on.
     scale : float, optional
         Of the scores; ``1 / sqrt(E)`` by default.
+    compute_dtype : {"float32", "bfloat16", "float16"}
+        In which the float32 operands of all products, forward and backward, are multiplied; see `functional.einsum`.
 
     Returns
     -------
@@ -177,7 +189,9 @@ def window_attention(
     Raises
     ------
     ValueError
-        Shapes that do not fit.
+        Shapes that do not fit, an unknown dtype.
+    TypeError
+        A scale that is no number.
     LayoutError
         Operands that lie differently, or a split of tokens or features.
     """
@@ -199,6 +213,7 @@ def window_attention(
         table.shape != (prod(2 * w - 1 for w in largest), h) or any(w > m for w, m in zip(window, largest, strict=True))
     ):
         raise ValueError(f"{name}: a table of shape {table.shape} is not that of {h} heads and windows up to {largest}")
-    scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
+    check_compute_dtype(name, compute_dtype)
+    scale = scale_of(name, query, scale)
     operands = (query, key, value) if table is None else (query, key, value, table)
-    return _window_attention(operands, (size, window, shift, largest), scale)
+    return _window_attention(operands, (size, window, shift, largest, compute_dtype), scale)

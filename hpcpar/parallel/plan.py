@@ -124,7 +124,8 @@ def parallelize(model: Module, plan: Mapping[str, Entry]) -> Module:
     Raises
     ------
     ValueError
-        A pattern that matches nothing: the error names near ones. A layer that has no columns and rows.
+        A pattern that matches nothing: the error names near ones. A layer that has no columns and rows. An option that
+        a module does not have, or a value that it cannot have.
     LayoutError
         A layout that does not fit. All of these are raised on all ranks, before anything is changed.
 
@@ -134,6 +135,7 @@ def parallelize(model: Module, plan: Mapping[str, Entry]) -> Module:
     """
     modules = dict(model.named_modules())
     parameters = dict(model.named_parameters())
+    axes = next((tuple(p.mesh.axes) for p in parameters.values()), None)
     layouts: dict[str, Layout] = {}
     settings: list[tuple[Any, str, Any]] = []
     ahead = Ahead()
@@ -144,6 +146,7 @@ def parallelize(model: Module, plan: Mapping[str, Entry]) -> Module:
             continue
         for name in _matching(pattern, modules, "module"):
             module = modules[name]
+            _check_axes(name, entry, axes)
             for own, layout in _layouts(name, module, entry).items():
                 layouts[f"{name}.{own}" if name else own] = layout
             settings += [(module, "layout", entry.input)] * (entry.input is not None)
@@ -170,9 +173,13 @@ def _matching(pattern: str, names: Mapping[str, Any], kind: str) -> list[str]:
 
 def _settings(name: str, module: Module, entry: Placement, ahead: Ahead) -> list[tuple[Any, str, Any]]:
     """What an entry sets beside layouts: attributes of the module, and how messages of its parameters are made."""
-    for option in entry.options:
-        if not hasattr(module, option):
-            raise ValueError(f"parallelize: a {type(module).__name__} ({name or 'the model'}) has no option {option!r}")
+    for option, value in entry.options.items():
+        where = f"parallelize: a {type(module).__name__} ({name or 'the model'})"
+        if not hasattr(module, option) or callable(getattr(module, option)) or option in module._parameters:
+            raise ValueError(f"{where} has no option {option!r}")
+        choices = module.option_choices.get(option)
+        if choices is not None and value not in choices:
+            raise ValueError(f"{where}: {option} is one of {', '.join(map(str, choices))}, got {value!r}")
     settings: list[tuple[Any, str, Any]] = [(module, *option) for option in entry.options.items()]
     for parameter in module._parameters.values():
         if parameter is None:
@@ -204,6 +211,16 @@ def _layouts(name: str, module: Module, entry: Column | Row | Placement) -> dict
         for own, parameter in module._parameters.items()
         if parameter is not None
     }
+
+
+def _check_axes(name: str, entry: Entry, axes: Collection[str] | None) -> None:
+    """Refuse layouts of inputs, results and options that name axes the mesh lacks: else the first step would."""
+    given = {what: getattr(entry, what, None) for what in ("input", "out")} | getattr(entry, "options", {})
+    for what, layout in given.items():
+        for axis in layout.axes if isinstance(layout, Layout) and axes is not None else ():
+            if axis not in axes:
+                whose, has = f"{what} of {name or 'the model'}", ", ".join(axes)
+                raise LayoutError(f"parallelize: {whose}: {layout!r} names the axis {axis!r}; the mesh has {has}")
 
 
 def _check(name: str, parameters: Mapping[str, Any], layout: Layout) -> None:

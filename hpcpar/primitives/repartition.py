@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from hpcpar.layout.layout import Layout
+from hpcpar.layout.layout import Layout, LayoutError
 from hpcpar.primitives.steps import AllGather, AllReduce, Embed, Exchange, Index, Mask, Plan, ReduceScatter, Slice
-from hpcpar.signature import Signature, signature
+from hpcpar.signature import Signature, signature, two_meshes
 
 Box = tuple[tuple[int, int], ...]
 
@@ -46,10 +46,11 @@ def plan(source: Signature, target: Signature) -> Plan:
 
 
 def _make_plan(source: Signature, target: Signature) -> Plan:
-    if source.shape != target.shape or source.mesh is not target.mesh:
-        raise ValueError(
-            f"a repartition keeps shape and mesh: {source!r} on {source.mesh!r} to {target!r} on {target.mesh!r}"
-        )
+    if source.mesh is not target.mesh:
+        words = two_meshes(f"{source!r}", source.mesh, f"the target {target!r}", target.mesh)
+        raise LayoutError(f"a repartition keeps the mesh: {words}")
+    if source.shape != target.shape:
+        raise ValueError(f"a repartition keeps the shape: {source!r} to {target!r}")
     steps: list[Any] = []
     at = _narrow(source, target, steps)
     at = _reduce(at, target, steps)
@@ -105,9 +106,7 @@ def _reduce(at: Signature, target: Signature, steps: list[Any]) -> Signature:
             dims = list(at.dims)
             dims[d] = (*dims[d], axis)
             new = _step_to(at, dims, tuple(a for a in at.partial if a != axis))
-            pieces = tuple(
-                _relative(at.box, new.box_at({**mesh.coords, axis: r})) for r in range(mesh.shape[axis])
-            )
+            pieces = tuple(_relative(at.box, new.box_at({**mesh.coords, axis: r})) for r in range(mesh.shape[axis]))
             steps.append(ReduceScatter(mesh.comm(axis), d, pieces, at.local_size - new.local_size))
             at = _narrow(new, target, steps)
     left = tuple(a for a in at.partial if a not in target.partial)

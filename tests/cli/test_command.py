@@ -143,6 +143,7 @@ def test_ranks_share_the_making_of_data(tmp_path):
     words = ["data", "cosmology", "--universes", "3", "--width", "8", "--out", str(out)]
     run = mpi_run(2, [*COMMAND, *words]).check()
     assert len(list(out.rglob("*.h5"))) == 3
+    assert f"cosmology: 3 files written, 0 already there, in {out}\n" in run.stdout
     assert "cosmology: 3 files in" in run.stdout and "2 rank(s)" in run.stdout
     again = mpi_run(1, [*COMMAND, *words]).check()
     assert "0 files written, 3 already there" in again.stdout

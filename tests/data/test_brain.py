@@ -7,7 +7,7 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcpar.data import DataError, HDF5Dataset
+from hpcpar.data import DataError, HDF5Dataset, Sharing
 from hpcpar.data.brain import LABELS, cells, load_template, majority, make_brain
 
 pytestmark = pytest.mark.serial
@@ -105,7 +105,7 @@ def test_two_millimetres_are_means_and_majorities_of_one_millimetre(template, fo
 
 def test_ranks_share_the_work_and_make_the_same_bytes(folder, tmp_path):
     for rank in (2, 0, 1):
-        paths = make_brain(tmp_path, 2, rank, 3)
+        paths = make_brain(tmp_path, 2, Sharing(rank, 3))
     assert len(paths) == 22
     for path in paths:
         assert path.read_bytes() == (folder / path.relative_to(tmp_path)).read_bytes()
@@ -117,7 +117,7 @@ def test_whole_files_are_kept_damaged_ones_made_again_others_refused(folder, tmp
     paths[5].unlink()
     stamps = {path: path.stat().st_mtime_ns for path in paths if path.exists()}
     lines = []
-    make_brain(tmp_path, 2, report=lines.append)
+    make_brain(tmp_path, 2, Sharing(report=lines.append))
     assert lines == [f"brain, 2 mm: 2 files written, 20 already there, in {tmp_path}"]
     assert [path for path in stamps if path.stat().st_mtime_ns != stamps[path]] == [paths[3]]
     assert paths[3].read_bytes() == (folder / paths[3].relative_to(tmp_path)).read_bytes()

@@ -6,7 +6,7 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcpar.data import DataError, HDF5Dataset
+from hpcpar.data import DataError, HDF5Dataset, Sharing
 from hpcpar.data.cosmology import PARAMETERS, Recipe, draw_parameters, make_cosmology, make_universe
 
 pytestmark = pytest.mark.serial
@@ -44,7 +44,7 @@ def test_files_look_like_the_public_ones_and_are_split_eight_to_one_to_one(folde
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_any_number_of_ranks_makes_the_same_bytes(folder, tmp_path, ranks):
     for rank in reversed(range(ranks)):
-        paths = make_cosmology(tmp_path, **OPTIONS, rank=rank, size=ranks)
+        paths = make_cosmology(tmp_path, **OPTIONS, sharing=Sharing(rank, ranks))
     assert len(paths) == 12
     for path in paths:
         assert path.read_bytes() == (folder / path.relative_to(tmp_path)).read_bytes()
@@ -55,7 +55,7 @@ def test_universes_are_kept_when_more_are_added_and_others_are_refused(folder, t
     first = make_cosmology(tmp_path, **OPTIONS | {"universes": 5})
     stamps = [path.stat().st_mtime_ns for path in first]
     lines = []
-    paths = make_cosmology(tmp_path, **OPTIONS, report=lines.append)
+    paths = make_cosmology(tmp_path, **OPTIONS, sharing=Sharing(report=lines.append))
     assert paths[:5] == first and [path.stat().st_mtime_ns for path in first] == stamps
     assert lines[-1] == f"cosmology: 7 files written, 5 already there, in {tmp_path}"
     assert paths[11].read_bytes() == (folder / paths[11].relative_to(tmp_path)).read_bytes()

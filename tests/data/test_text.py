@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcpar.data import DataError
+from hpcpar.data import DataError, Sharing
 from hpcpar.data.text import make_text
 from hpcpar.data.text_sources import find_documents, part_documents
 from hpcpar.data.text_tokens import ByteTokens, FileTokens, make_tokens
@@ -142,7 +142,7 @@ def test_a_tokenizer_goes_into_the_files(tmp_path):
 def test_files_made_together_are_those_that_one_process_makes(folder, shared_path, tmp_path_factory, comm):
     options = {"pattern": "*.py", "validation": 0.2, "test": 0.1, "file_bytes": 100}
     lines = []
-    paths = make_text(shared_path / "out", folder, **options, rank=comm.rank, size=comm.size, report=lines.append)
+    paths = make_text(shared_path / "out", folder, **options, sharing=Sharing(comm.rank, comm.size, lines.append))
     comm.barrier()
     names = [path.relative_to(shared_path / "out") for path in paths]
     assert len(names) > 3 and all(path.exists() for path in paths)
@@ -154,8 +154,37 @@ def test_files_made_together_are_those_that_one_process_makes(folder, shared_pat
         assert (shared_path / "out" / name).read_bytes() == (alone / name).read_bytes()
     told = json.loads((alone / "dataset.json").read_text())["sets"]
     assert sum(part["bytes"] for part in told.values()) == 455
-    make_text(alone, folder, **options, report=lines.append)
+    make_text(alone, folder, **options, sharing=Sharing(report=lines.append))
     assert "0 files written" in lines[-1]
+
+
+def test_counts_brought_together_are_those_of_all_ranks(folder, shared_path, comm):
+    lines, out = [], shared_path / "counted"
+    together = Sharing(comm.rank, comm.size, lines.append, comm.allgather)
+    options = {"pattern": "*.py", "file_bytes": 100, "sharing": together}
+    paths = make_text(out, folder, **options)
+    comm.barrier()
+    if comm.rank == comm.size - 1:
+        paths[0].unlink()  # a file of rank 0, whichever rank takes it away
+    comm.barrier()
+    make_text(out, folder, **options)
+    files = len(paths)
+    assert lines == [
+        f"text: {files} files written, 0 already there, in {out}",
+        f"text: 1 files written, {files - 1} already there, in {out}",
+    ]
+
+
+@pytest.mark.ranks(min=2)
+def test_ranks_that_see_other_documents_are_told_so_together(folder, tmp_path, shared_path, comm):
+    own = tmp_path / "own"
+    own.mkdir()
+    for i in range(3 + (comm.rank == 1)):
+        (own / f"f{i}.py").write_bytes(b"x" * 10)
+    together = Sharing(comm.rank, comm.size, gather=comm.allgather)
+    with pytest.raises(DataError, match="3 of 30 bytes on rank 0, 4 of 40 bytes on rank 1; let all of them read one"):
+        make_text(shared_path / "out", own, sharing=together)
+    assert not list((shared_path / "out").rglob("*.h5"))
 
 
 @pytest.mark.serial

@@ -59,3 +59,26 @@ def test_empty_arrays_pass(implementation, shape):
     grads = kernels.window_attention_backward(out, q, q, q, out, lse, 1.0, bias, regions)
     assert out.shape == shape and lse.shape == shape[:-1]
     assert [a.shape for a in grads] == [shape] * 3 + [bias.shape] and not grads[3].any()
+
+
+@pytest.mark.parametrize("compute_dtype", ["bfloat16", "float16"])
+@pytest.mark.filterwarnings("ignore::hpcpar.kernels.KernelWarning")
+def test_operands_in_two_bytes_round_and_sums_do_not(implementation, rng, compute_dtype):
+    if missing := kernels.compute_missing(compute_dtype):
+        pytest.skip(missing)
+    q, k, v, g = (heads_in_memory(rng, 6, 4, 27, 16, np.float32) for _ in range(4))
+    bias = rng.standard_normal((4, 27, 27)).astype(np.float32)
+    regions = rng.integers(0, 2, (3, 27)).astype(np.int8)
+    found = {}
+    for dtype in ("float32", compute_dtype):
+        out, lse = kernels.window_attention_forward(q, k, v, 0.3, bias, regions, dtype)
+        assert out.dtype == lse.dtype == np.float32
+        gradients = kernels.window_attention_backward(g, q, k, v, out, lse, 0.3, bias, regions, dtype)
+        found[dtype] = out, lse, *gradients
+    part = kernels.ROUNDINGS[compute_dtype]
+    for exact, near in zip(found["float32"], found[compute_dtype], strict=True):
+        error = np.abs(near - exact).max() / np.abs(exact).max()
+        assert part / 50 < error < 6 * part
+    wide = [a.astype(np.float64) for a in (q, k, v)]
+    with pytest.raises(ValueError, match="takes float32 arrays, got float64"):
+        kernels.window_attention_forward(*wide, 0.3, compute_dtype=compute_dtype)

@@ -1,4 +1,4 @@
-"""The Swin transformer of volumes: its block against attention that knows no windows, and the network on every mesh."""
+"""The Swin transformer of volumes: its block against attention that knows no windows, its merging and its plan."""
 
 import numpy as np
 import pytest
@@ -15,18 +15,12 @@ F, L = hp.functional, hp.Layout
 RANKS = MPI.COMM_WORLD.Get_size()
 
 
-def torch_block(block, x, window, shifts):
-    """The same block without windows: all tokens of the grid, a pair of which is hidden if no window has both.
+def mask_of_windows(block, size, window, shifts):
+    """What the block's windows add to the scores of all tokens of the grid: a pair is hidden if no window has both.
 
     Windows are those of the unrolled grid: token i of a dim is in window ``(i - shift) // w``. The bias is looked up by
     the distance of two tokens in the grid.
     """
-    import torch
-
-    w = {name: torch.tensor(a) for name, a in block.state_dict(numpy=True).items()}
-    linear, norm = torch.nn.functional.linear, torch.nn.functional.layer_norm
-    n, *size, c = x.shape
-    heads = w["attention.bias_table"].shape[1]
     place = np.indices(size).reshape(3, int(np.prod(size)))
     away = place[:, :, None] - place[:, None, :]
     homes = [(p - s) // m for p, s, m in zip(place, shifts, window, strict=True)]
@@ -34,26 +28,8 @@ def torch_block(block, x, window, shifts):
     row = 0
     for distance, m in zip(away, block.attention.window, strict=True):
         row = row * (2 * m - 1) + np.where(seen, distance, 0) + m - 1
-    bias = w["attention.bias_table"][torch.tensor(row)].permute(2, 0, 1)
-    bias = bias.masked_fill(~torch.tensor(seen), -torch.inf)
-
-    def attention(y):
-        q, k, v = (
-            linear(y, w[f"attention.{a}.weight"], w[f"attention.{a}.bias"])
-            .reshape(n, y.shape[1], heads, c // heads)
-            .transpose(1, 2)
-            for a in "qkv"
-        )
-        y = torch.nn.functional.scaled_dot_product_attention(q, k, v, bias).transpose(1, 2).reshape(y.shape)
-        return linear(y, w["attention.o.weight"], w["attention.o.bias"])
-
-    def mlp(y):
-        y = torch.nn.functional.gelu(linear(y, w["mlp.up.weight"], w["mlp.up.bias"]))
-        return linear(y, w["mlp.down.weight"], w["mlp.down.bias"])
-
-    flat = x.reshape(n, int(np.prod(size)), c)
-    flat = flat + attention(norm(flat, (c,), w["norm1.weight"], w["norm1.bias"]))
-    return (flat + mlp(norm(flat, (c,), w["norm2.weight"], w["norm2.bias"]))).reshape(x.shape)
+    bias = block.state_dict(numpy=True)["attention.bias_table"][row].transpose(2, 0, 1)
+    return np.where(seen, bias, -np.inf)
 
 
 @pytest.mark.parametrize(
@@ -66,8 +42,7 @@ def torch_block(block, x, window, shifts):
     ],
     ids=["whole", "shifted", "hanging over", "small grid"],
 )
-def test_a_block_equals_attention_that_hides_what_no_window_has(size, window, shifted, fitted, shifts):
-    torch = pytest.importorskip("torch")
+def test_a_block_equals_attention_that_hides_what_no_window_has(size, window, shifted, fitted, shifts, compare_block):
     mesh = shared_mesh(depth=RANKS)
     with mesh, nn.default_dtype(np.float64):
         block = SwinBlock(6, 3, (window,) * 3 if isinstance(window, int) else window, shifted, 8, 0.0)
@@ -75,13 +50,7 @@ def test_a_block_equals_attention_that_hides_what_no_window_has(size, window, sh
             nn.init.normal_(p, std=0.5)
     assert block.attention.fitted(size) == (fitted, shifts)
     array = np.random.default_rng(0).standard_normal((2, *size, 6))
-    x = hp.tensor(array, mesh, L(None, "depth"), requires_grad=True)
-    twin = torch.tensor(array, requires_grad=True)
-    y, wanted = block(x), torch_block(block, twin, fitted, shifts)
-    np.testing.assert_allclose(y.numpy(), wanted.detach().numpy(), rtol=1e-11, atol=1e-11)
-    (y * y).sum().backward()
-    (wanted * wanted).sum().backward()
-    np.testing.assert_allclose(x.grad.numpy(), twin.grad.numpy(), rtol=1e-9, atol=1e-9)
+    compare_block(block, array, mesh, heads=3, mask=mask_of_windows(block, size, fitted, shifts))
 
 
 def test_merging_normalises_and_maps_each_eight_neighbours():
@@ -96,39 +65,6 @@ def test_merging_normalises_and_maps_each_eight_neighbours():
     normal = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
     wanted = normal @ merging.state_dict(numpy=True)["weight"].T
     np.testing.assert_allclose(y.numpy(), wanted, rtol=1e-12, atol=1e-13)
-
-
-NETWORKS = {
-    "even": {"size": (8, 8, 8), "patch": 2, "window": 2},
-    "uneven": {"size": (9, 10, 7), "patch": (1, 2, 2), "window": 3},
-    "few windows": {"size": (6, 7, 5), "patch": 2, "window": 4},
-}
-
-
-@pytest.fixture
-def network(volume_network, volumes):
-    def make(name, count=3):
-        options = {"width": 4, "depths": (2, 1), "heads": (2, 2), "mlp_ratio": 1.5, "base": 3, **NETWORKS[name]}
-        return volume_network(lambda: Swin3d(1, 3, **options), *volumes(count, options.pop("size"), 3))
-
-    return make
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_result_and_gradients_are_those_of_one_rank(network, name, axes):
-    network(name).compare(axes)
-
-
-def test_twenty_steps_are_those_of_one_rank(network, axes):
-    network("uneven", count=2).compare_training(axes)
-
-
-def test_the_checked_mode_finds_nothing_to_object_to(network, axes):
-    mesh = hp.Mesh(**axes)
-    with hp.checked() as check:
-        network("uneven").pass_through(mesh)
-    assert len(check.log) > 150
-    mesh.free()
 
 
 @pytest.mark.ranks(min=2)

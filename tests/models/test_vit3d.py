@@ -1,4 +1,4 @@
-"""The vision transformer of volumes: its block against torch, and the whole network on every mesh as on one rank."""
+"""The vision transformer of volumes: its block against torch, its patches and positions, its plan."""
 
 import numpy as np
 import pytest
@@ -14,37 +14,10 @@ from hpcpar.transport.counter import counting
 
 F, L = hp.functional, hp.Layout
 RANKS = MPI.COMM_WORLD.Get_size()
-SIZE = (9, 10, 7)
-
-
-def torch_block(block, x):
-    """The same block, with the weights in torch's shapes and the tokens in one row."""
-    import torch
-
-    w = {name: torch.tensor(a) for name, a in block.state_dict(numpy=True).items()}
-    linear, norm = torch.nn.functional.linear, torch.nn.functional.layer_norm
-
-    def attention(y):
-        n, s, c = y.shape
-        heads = [
-            linear(y, w[f"attention.{a}.weight"], w[f"attention.{a}.bias"]).reshape(n, s, 3, c // 3).transpose(1, 2)
-            for a in "qkv"
-        ]
-        y = torch.nn.functional.scaled_dot_product_attention(*heads).transpose(1, 2).reshape(n, s, c)
-        return linear(y, w["attention.o.weight"], w["attention.o.bias"])
-
-    def mlp(y):
-        y = torch.nn.functional.gelu(linear(y, w["mlp.up.weight"], w["mlp.up.bias"]))
-        return linear(y, w["mlp.down.weight"], w["mlp.down.bias"])
-
-    flat = x.reshape(x.shape[0], x.shape[1] * x.shape[2] * x.shape[3], x.shape[4])
-    flat = flat + attention(norm(flat, flat.shape[-1:], w["norm1.weight"], w["norm1.bias"]))
-    return (flat + mlp(norm(flat, flat.shape[-1:], w["norm2.weight"], w["norm2.bias"]))).reshape(x.shape)
 
 
 @pytest.mark.parametrize("context", ["ring", "all_to_all", "gather"])
-def test_a_block_equals_torch_on_a_split_grid(context):
-    torch = pytest.importorskip("torch")
+def test_a_block_equals_torch_on_a_split_grid(context, compare_block):
     mesh = shared_mesh(depth=RANKS)
     with mesh, nn.default_dtype(np.float64):
         block = Block(width=12, heads=3, hidden=10, dropout=0.0)
@@ -52,55 +25,7 @@ def test_a_block_equals_torch_on_a_split_grid(context):
             nn.init.normal_(p, std=0.4)
     block.attention.context = context
     array = np.random.default_rng(0).standard_normal((2, 5, 3, 2, 12))
-    x = hp.tensor(array, mesh, L(None, "depth"), requires_grad=True)
-    twin = torch.tensor(array, requires_grad=True)
-    y, wanted = block(x), torch_block(block, twin)
-    np.testing.assert_allclose(y.numpy(), wanted.detach().numpy(), rtol=1e-11, atol=1e-12)
-    (y * y).sum().backward()
-    (wanted * wanted).sum().backward()
-    np.testing.assert_allclose(x.grad.numpy(), twin.grad.numpy(), rtol=1e-9, atol=1e-10)
-
-
-NETWORKS = {
-    "voxels": {"classes": 3, "heads": 2},
-    "refined": {"classes": 3, "heads": 3, "refine": 4},
-    "learned": {"classes": 3, "heads": 4, "positions": "learned", "size": SIZE},
-    "numbers": {"outputs": 2, "heads": 4},
-}
-
-
-@pytest.fixture
-def network(volume_network, volumes):
-    def make(name, count=3):
-        x, target = volumes(count, SIZE, 3)
-        if "outputs" in NETWORKS[name]:
-            target = np.stack([x.mean((1, 2, 3, 4)), x.std((1, 2, 3, 4))], axis=1)
-        options = {"width": 12, "depth": 2, "patch": (2, 4, 4), "mlp_ratio": 1.5, **NETWORKS[name]}
-        return volume_network(lambda: ViT3d(1, **options), x, target)
-
-    return make
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_result_and_gradients_are_those_of_one_rank(network, name, axes):
-    network(name).compare(axes)
-
-
-@pytest.mark.parametrize("name", ["refined", "numbers"])
-def test_twenty_steps_are_those_of_one_rank(network, name, axes):
-    network(name).compare_training(axes)
-
-
-def test_a_sample_that_some_ranks_have_nothing_of(network, axes):
-    network("voxels", count=1).compare(axes)
-
-
-def test_the_checked_mode_finds_nothing_to_object_to(network, axes):
-    mesh = hp.Mesh(**axes)
-    with hp.checked() as check:
-        network("refined").pass_through(mesh)
-    assert len(check.log) > 100
-    mesh.free()
+    compare_block(block, array, mesh, heads=3)
 
 
 @pytest.mark.ranks(min=2)

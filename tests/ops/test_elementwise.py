@@ -233,10 +233,39 @@ def test_operands_split_differently_are_one_named_error_before_any_message(layou
     collective_assert(mesh.world, not sent, f"{sent} was sent before the error")
 
 
-def test_operands_on_two_meshes_are_an_error() -> None:
-    one, other = shared_mesh(a=hp.current_mesh().size), shared_mesh(b=hp.current_mesh().size)
-    with pytest.raises(LayoutError, match="two meshes"):
-        _ = hp.tensor(np.ones(3), one) + hp.tensor(np.ones(3), other)
+OPERATIONS = {
+    "add": lambda x, y: x + y,
+    "einsum": lambda x, y: F.einsum("n,n->n", x, y),
+    "cat": lambda x, y: F.cat([x, y]),
+    "mse_loss": F.mse_loss,
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_operands_on_two_meshes_are_named_with_their_meshes(name: str) -> None:
+    ranks = hp.current_mesh().size
+    one, other = shared_mesh(a=ranks), shared_mesh(b=ranks)
+    x, y = hp.tensor(np.ones(3), one, Layout("a")), hp.tensor(np.ones(3), other)
+    with counter.counting() as sent, pytest.raises(LayoutError, match="two meshes") as raised:
+        OPERATIONS[name](x, y)
+    said = str(raised.value)
+    assert f"operand 0, {x.sig!r}, lies on Mesh(a={ranks})" in said, said
+    assert f"operand 1, {y.sig!r}, on Mesh(b={ranks}); make one mesh" in said, said
+    assert not sent
+
+
+def test_two_meshes_of_equal_axes_are_told_apart_in_words() -> None:
+    ranks = hp.current_mesh().size
+    one, again = hp.Mesh(a=ranks), hp.Mesh(a=ranks)
+    x, y = hp.tensor(np.ones(3), one), hp.tensor(np.ones(3), again)
+    with pytest.raises(LayoutError, match=r"on another Mesh\(a=\d\): two calls of Mesh make two meshes.*make one mesh"):
+        _ = x * y
+    part = one.sub(a=one.index("a"))
+    z = hp.tensor(np.ones(3), part)
+    with pytest.raises(LayoutError, match=f"the part at a={one.index('a')} of a larger mesh"):
+        _ = x * z
+    one.free()
+    again.free()
 
 
 def test_shapes_that_do_not_broadcast_are_named() -> None:

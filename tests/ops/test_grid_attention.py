@@ -8,7 +8,8 @@ import pytest
 from mpi4py import MPI
 
 import hpcpar as hp
-from hpcpar.testing import shared_mesh
+from hpcpar import kernels
+from hpcpar.testing import collective_assert, shared_mesh
 from hpcpar.transport.counter import counting
 
 F, L = hp.functional, hp.Layout
@@ -46,10 +47,55 @@ def test_heads_are_exchanged_where_they_divide_evenly_and_keys_travel_where_not(
     assert set(sent) == {"ring"}
 
 
+@pytest.mark.parametrize("name", ["attn_mask", "dropout_p", "is_causal", "enable_gqa", "window", "documents", "order"])
+def test_masks_and_dropout_are_refused_by_name(name):
+    q = tokens(2)
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
+        F.grid_attention(q, q, q, **{name: None})
+
+
+def test_a_mask_in_the_place_of_the_scale_is_refused():
+    """torch's function has its mask there."""
+    q = tokens(2)
+    for wrong in (np.ones((3, 3), bool), np.array([True]), tokens(1), "mean"):
+        with pytest.raises(TypeError, match="grid_attention: scale is a number, got a .*; it takes no mask"):
+            F.grid_attention(q, q, q, wrong)
+
+
+def in_two_bytes(mesh, compute_dtype, context="auto"):
+    """Result and gradients of attention over a grid whose depth is split, as whole arrays."""
+    rng = np.random.default_rng(12)
+    arrays = [rng.standard_normal((2, 4, 5, 3, 4, 16)).astype(np.float32) for _ in range(4)]
+    q, k, v, g = (hp.tensor(a, mesh, L(None, None, "depth"), requires_grad=True) for a in arrays)
+    y = F.grid_attention(q, k, v, context=context, compute_dtype=compute_dtype)
+    y.backward(g.detach())
+    return [a.numpy() for a in (y, q.grad, k.grad, v.grad)]
+
+
+@pytest.mark.parametrize("context", ["ring", "all_to_all", "gather"])
+@pytest.mark.parametrize("compute_dtype", ["bfloat16", "float16"])
+@pytest.mark.filterwarnings("ignore::hpcpar.kernels.KernelWarning")
+def test_products_in_two_bytes_are_those_of_one_rank(context, compute_dtype):
+    if missing := kernels.compute_missing(compute_dtype):
+        pytest.skip(missing)
+    alone, mesh = hp.Mesh(MPI.COMM_SELF, depth=1), shared_mesh(depth=RANKS)
+    exact, whole = (in_two_bytes(alone, dtype) for dtype in ("float32", compute_dtype))
+    split = in_two_bytes(mesh, compute_dtype, context)
+    alone.free()
+    part = kernels.ROUNDINGS[compute_dtype]
+    for full, want, got in zip(exact, whole, split, strict=True):
+        scale = np.abs(full).max()
+        away, apart = (np.abs(a - want).max() / scale for a in (full, got))
+        limit = away if context == "ring" else 1e-5  # blocks of a ring round their weights before they are merged
+        collective_assert(mesh.world, part / 50 < away < 6 * part and apart < limit, f"{away:.2g} {apart:.2g}")
+
+
 def test_what_cannot_be_served_is_named():
     q = tokens(2)
     with pytest.raises(ValueError, match="context is one of"):
         F.grid_attention(q, q, q, context="star")
+    with pytest.raises(ValueError, match="grid_attention: compute_dtype is one of float32, bfloat16, float16"):
+        F.grid_attention(q, q, q, compute_dtype="half")
     with pytest.raises(ValueError, match="dims of tokens"):
         F.grid_attention(q, q[:, :1], q)
     if RANKS > 1:

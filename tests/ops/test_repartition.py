@@ -173,6 +173,12 @@ def test_unknown_axis_and_too_many_entries_are_layout_errors() -> None:
     x = hp.tensor(np.ones((4, 3)))
     with pytest.raises(LayoutError, match="names the axis 'nowhere'"):
         x.repartition(Layout("nowhere"))
+    again = Mesh(**x.mesh.shape)
+    with pytest.raises(LayoutError, match=r"keeps the mesh.*two calls of Mesh make two meshes.*make one mesh"):
+        plan(x.sig, signature(again, x.shape, Layout()))
+    again.free()
+    with pytest.raises(ValueError, match=r"keeps the shape: \(.*\) .* to \(1, 1\)"):
+        plan(x.sig, signature(x.mesh, (1, 1), Layout()))
     with pytest.raises(LayoutError, match="3 entries"):
         x.repartition(Layout(None, None, "batch"))
 

@@ -73,6 +73,25 @@ def test_attention_inside_windows_sends_nothing():
     assert not sum(tally.bytes for tally in sent.values())
 
 
+@pytest.mark.parametrize("name", ["attn_mask", "dropout_p", "is_causal", "enable_gqa", "documents", "order", "context"])
+def test_masks_and_dropout_are_refused_by_name(name):
+    q = hp.tensor(np.ones((1, 2, 1, 4, 5)), shared_mesh(**DEPTH))
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
+        F.window_attention(q, q, q, size=[8], window_size=4, **{name: None})
+
+
+def test_a_mask_in_the_place_of_the_table_or_the_scale_is_refused():
+    mesh = shared_mesh(**DEPTH)
+    q, mask = hp.tensor(np.ones((1, 2, 1, 4, 5)), mesh), hp.tensor(np.ones((4, 4), bool), mesh)
+    with pytest.raises(ValueError, match=r"a table of shape \(4, 4\) is not that of 1 heads"):
+        F.window_attention(q, q, q, mask, size=[8], window_size=4)
+    for wrong in (mask, np.ones((4, 4)), "mean"):
+        with pytest.raises(TypeError, match="window_attention: scale is a number, got a .*; it takes no mask"):
+            F.window_attention(q, q, q, size=[8], window_size=4, scale=wrong)
+    with pytest.raises(ValueError, match="window_attention: compute_dtype is one of float32, bfloat16, float16"):
+        F.window_attention(q, q, q, size=[8], window_size=4, compute_dtype="half")
+
+
 def test_what_cannot_be_served_is_named():
     mesh = shared_mesh(**DEPTH)
     x = hp.tensor(np.ones((2, 4, 6, 5)), mesh, L(None, "depth"))

@@ -100,6 +100,12 @@ def test_mistakes_are_named_before_anything_changes(mesh):
         ({"0.up": "model"}, TypeError, "is given a str"),
         ({"0.up": hp.Column("modle")}, LayoutError, "0.up.weight: .*'modle'"),
         ({"0.up.bias": Layout(None, "model")}, LayoutError, "0.up.bias"),
+        ({"0.up": hp.Placement(out=Layout("bach"))}, LayoutError, "out of 0.up: .*'bach'; the mesh has "),
+        ({"0.up": hp.Row("model", input=Layout("bach"))}, LayoutError, "input of 0.up: .*'bach'; the mesh has "),
+        ({"0.up": hp.Placement(options={"layout": Layout("bach")})}, LayoutError, "layout of 0.up: .*'bach'"),
+        ({"0.up": hp.Placement(options={"contxt": "ring"})}, ValueError, "Linear .0.up. has no option 'contxt'"),
+        ({"0.up": hp.Placement(options={"forward": "ring"})}, ValueError, "Linear .0.up. has no option 'forward'"),
+        ({"0.up": hp.Placement(options={"weight": 1.0})}, ValueError, "Linear .0.up. has no option 'weight'"),
     ]
     for wrong, kind, message in cases:
         with pytest.raises(kind, match=message):

@@ -79,7 +79,7 @@ def test_the_resolved_configuration_reads_back_equal(job_file):
     ("model", "kept"),
     [
         ("{name = 'vit3d', patch = [2, 4, 4], width = 6, depth = 1, heads = 2}", {"embedding.conv", "head"}),
-        ("{name = 'vit3d', refine = 0, width = 6, depth = 1, heads = 2}", {"embedding.conv"}),
+        ("{name = 'vit3d', refine = 0, width = 6, depth = 1, heads = 2}", {"embedding.conv", "voxels"}),
         ("{name = 'vit3d', positions = 'learned', size = [8, 8, 9], width = 6, depth = 1}", {"embedding.conv", "head"}),
         ("{name = 'swin3d', width = 6, depths = [1, 1], heads = [2, 3], base = 4}", {"embedding.conv", "head"}),
     ],

@@ -11,15 +11,18 @@ import pytest
 from mpi4py import MPI
 
 from hpcpar.cli.main import main
+from hpcpar.data import TextDataset
 from hpcpar.data.text import make_text
 from hpcpar.kernels import compute_missing
 from hpcpar.mesh import Mesh
+from hpcpar.models import Spread
 from hpcpar.optim import GradScaler
 from hpcpar.plan.dry import dry_run
 from hpcpar.plan.jobs import task_of
 from hpcpar.testing.small_job import assert_same_run, read_records
 from hpcpar.train.config import ConfigError, make_job
 from hpcpar.train.resume import training_state
+from hpcpar.train.tasks import make_task
 from hpcpar.train.trainer import Trainer
 from hpcpar.transport.counter import counter
 
@@ -179,6 +182,7 @@ def assert_same_records(records: list[dict], expected: list[dict]) -> None:
     ("more", "words"),
     [
         ({"model": {"vocabulary": 100}}, "model.vocabulary is 100, but .* has 257 tokens"),
+        ({"data": {"sequence": 10_000}}, r"sequence is 10000, far more than data.train has: \d\d% of its windows"),
         ({"loss": {"ignore_index": 32}}, "loss.ignore_index is 32, which is a token"),
         ({"model": {"heads": 3, "kv_heads": 2}}, "heads"),
         ({"model": {"max_positions": 8}}, "learns 8 positions, data.sequence is 20; it needs as many"),
@@ -191,6 +195,26 @@ def assert_same_records(records: list[dict], expected: list[dict]) -> None:
 def test_what_does_not_fit_is_said(more, words, text):
     with pytest.raises(ConfigError, match=words):
         Trainer(make_job(table(text, **{k: {**GPT, **v} if k == "model" else v for k, v in more.items()})), None)
+
+
+@pytest.mark.parametrize("which", ["train", "validation"])
+def test_a_window_far_longer_than_the_text_is_an_error_to_train_on_and_else_a_warning(which, text, capfd):
+    """Up to a half of padding nothing is said: a text as long as a window and a token takes two windows."""
+    with TextDataset(str(text / which), 20) as dataset:
+        longest, total = dataset.longest, dataset.targets
+        assert longest == total and dataset.filled == total / (20 * math.ceil(total / 20))
+    for sequence, fits in ((longest - 1, True), (2 * longest, True), (2 * longest + 1, False)):
+        task, mesh = make_task(make_job(table(text, data={"sequence": sequence}))), Mesh(batch=-1)
+        capfd.readouterr()
+        said = f"data.sequence is {sequence}, far more than data.{which} has: 50% of its windows would be padding"
+        if fits or which != "train":
+            task.make_batches(which, mesh, Spread().on(mesh)).close()
+            words = capfd.readouterr().err
+            assert (f"hpcpar: warning: {said}" in words) == (not fits and mesh.rank == 0), words
+        else:
+            with pytest.raises(ConfigError, match=f"{said}; its longest file has {longest} tokens"):
+                task.make_batches(which, mesh, Spread().on(mesh))
+        mesh.free()
 
 
 @pytest.mark.serial
@@ -265,7 +289,8 @@ def test_products_in_half_precision_begin_alike_and_learn(dtype, text):
     whole = on_one_rank(settings)
     split = curve({**settings, "mesh": {"batch": 1, "model": -1}}, mesh)
     mesh.free()
-    assert whole[0] != exact[0]
+    # of the first loss float16 may change less than float32 shows; of the later ones it does not
+    assert (whole[1:STEPS] != exact[1:STEPS]).mean() > 0.5
     np.testing.assert_allclose(whole[0], exact[0], rtol=1e-2)
     np.testing.assert_allclose(split[0], whole[0], rtol=1e-4)
     np.testing.assert_allclose(split[:STEPS], whole[:STEPS], rtol=2e-2)

@@ -251,15 +251,16 @@ def attention_backward(
 
 
 def window_attention_forward(
-    query: Array, key: Array, value: Array, scale: float, bias: Array | None = None, regions: Array | None = None
-) -> tuple[Array, Array]:
+    query: Array, key: Array, value: Array, scale: float, bias: Array | None = None, regions: Array | None = None,
+    compute_dtype: str = "float32",
+) -> tuple[Array, Array]:  # fmt: skip
     shape = (*query.shape[:3], value.shape[3])
     return _heads(shape, query.dtype), empty(shape[:3], query.dtype)
 
 
 def window_attention_backward(
     g: Array, query: Array, key: Array, value: Array, out: Array, lse: Array, scale: float,
-    bias: Array | None = None, regions: Array | None = None,
+    bias: Array | None = None, regions: Array | None = None, compute_dtype: str = "float32",
 ) -> tuple[Array | None, ...]:  # fmt: skip
     gradients = tuple(_heads(a.shape, a.dtype) for a in (query, key, value))
     return (*gradients, None if bias is None else empty(bias.shape, bias.dtype))

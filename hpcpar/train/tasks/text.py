@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -80,6 +81,7 @@ class LanguageModelling(Task):
         dataset = TextDataset(source, job.data.sequence)
         if self._fitting(dataset) > self.vocabulary:
             raise ConfigError(f"data.{which} has {dataset.vocabulary} tokens, data.train {self.vocabulary}")
+        self._check_filled(which, dataset, mesh)
         return TextBatches(
             dataset,
             job.data.batch,
@@ -94,6 +96,19 @@ class LanguageModelling(Task):
             depth=job.data.prefetch,
             transfer=build.to_device(job.run.device),
         )
+
+    def _check_filled(self, which: str, dataset: TextDataset, mesh: Mesh) -> None:
+        """Windows that are padding for the most part: an error to train on, a warning where they are only judged by."""
+        if dataset.filled >= 0.5:
+            return
+        said = (
+            f"data.sequence is {dataset.sequence}, far more than data.{which} has: {1 - dataset.filled:.0%} of its "
+            f"windows would be padding; its longest file has {dataset.longest} tokens, so take at most that"
+        )
+        if which == "train":
+            raise ConfigError(said)
+        if mesh.rank == 0:
+            sys.stderr.write(f"hpcpar: warning: {said}\n")
 
     def operands(self, inputs: Text) -> Sequence[Tensor]:
         return [x for x in (inputs.tokens, inputs.positions, inputs.documents) if x is not None]

@@ -117,12 +117,12 @@ class Segmentation(Volumes):
         return (Swin3d if isinstance(s, config.Swin3d) else UNet3d)(s.channels, **options)
 
     @property
-    def kept_in_float32(self) -> tuple[str, ...]:  # the first convolution, and the one that makes the logits
+    def kept_in_float32(self) -> tuple[str, ...]:  # the first convolution, and the layer that makes the logits
         s = self.job.model
         if isinstance(s, config.UNet3d):
             return "down0.conv1", "head"
         refined = not isinstance(s, config.ViT3d) or s.refine
-        return ("embedding.conv", "head") if refined else ("embedding.conv",)
+        return "embedding.conv", "head" if refined else "voxels"
 
     def check_samples(self, dataset: HDF5Dataset, shape: tuple[int, ...], target: tuple[int, ...]) -> None:
         if target != shape[1:]:

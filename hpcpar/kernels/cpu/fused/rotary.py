@@ -7,6 +7,9 @@ import numpy as np
 from ...arrays import Array
 from .jit import kernel
 
+# Two kernels that differ in what they do with a row: with that chosen inside one nest of loops, short rows take up to
+# 7 % longer.
+
 
 @kernel
 def _halves(x, from_n, from_h, from_s, cosine, sine, y, to_n, to_h, to_s, samples, heads, width):
