@@ -16,6 +16,7 @@ from hpcpar.ops.linear import choose_labels, label_stacks
 from hpcpar.ops.overlap import Schedule, Tile, scatter_tiles, window_tiles
 from hpcpar.ops.spatial import Halo
 from hpcpar.primitives.channel import Pending
+from hpcpar.primitives.room import Room
 from hpcpar.signature import Signature, signature
 
 
@@ -119,6 +120,7 @@ class WindowPass(_Pass):
         flops = 2.0 * prod(self.shape[:1] + self.shape[2:]) * prod(lay.w.local_shape)
         make = partial(window_tiles, self.halo, self.shape[2:], steps)
         self.schedule = Schedule(self.halo, make, flops, prod(source.local_shape[:2]))
+        self.room = Room()
 
     def finish(self, pending: Pending, w: Any, bias: Any = None, into: Any = None) -> tuple[Any, Any]:
         """Return the result and the buffer of an exchange that `Halo.start` started; `into`, if given, is added to."""
@@ -134,7 +136,8 @@ class WindowPass(_Pass):
             return into, buffer
         if tiles is None:
             buffer = pending.wait()
-            y = kernels.conv_forward(buffer, w, bias, *self.arguments, **self.compute)
+            y = self.room.empty(self.shape, dtype, like)
+            y = self.room.made(kernels.conv_forward(buffer, w, bias, *self.arguments, out=y, **self.compute))
             return (y if y.shape == self.shape else kernels.empty_channels_last(self.shape, dtype, like)), buffer
         y = kernels.empty_channels_last(self.shape, dtype, like)
 

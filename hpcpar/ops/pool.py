@@ -19,6 +19,7 @@ from hpcpar.ops.core import Op, Rule
 from hpcpar.ops.elementwise import mul
 from hpcpar.ops.elementwise import pow as power
 from hpcpar.ops.spatial import Halo, Lengths, check_spatial, global_positions, per_dim, remembered, with_batch
+from hpcpar.primitives.room import Room
 from hpcpar.signature import Signature, signature
 from hpcpar.tensors import Tensor
 
@@ -35,8 +36,7 @@ class Windows(NamedTuple):
     def sizes(self, spatial: Sequence[int]) -> tuple[int, ...]:
         """Return the spatial lengths of the result."""
         return tuple(
-            out_size("pool", n, k, s, d, p, p, ceil=self.ceil)
-            for n, k, s, p, d in zip(spatial, *self[:4], strict=True)
+            out_size("pool", n, k, s, d, p, p, ceil=self.ceil) for n, k, s, p, d in zip(spatial, *self[:4], strict=True)
         )
 
     def results(self, name: str, x: Signature) -> Signature:
@@ -100,6 +100,21 @@ class _MaxPlan:
         )
 
 
+class _AveragePlan(NamedTuple):
+    """Halo of one average pooling, the shapes of its buffer and of its result, and what its kernel takes."""
+
+    halo: Halo
+    buffer: tuple[int, ...]
+    shape: tuple[int, ...]
+    arguments: tuple
+    room: Room
+
+    def average(self, buffer: Any, slope: float | None = None) -> Any:
+        """Return the means, with room for the halo of who uses them."""
+        y = self.room.empty(self.shape, buffer.dtype, buffer)
+        return self.room.made(kernels.avg_pool_forward(buffer, *self.arguments, slope, out=y))
+
+
 class AvgPool(Op):
     """Means over windows; the divisors count global positions."""
 
@@ -119,14 +134,13 @@ class AvgPool(Op):
             divisors = [np.full(len(d), float(override) if i == 0 else 1.0) for i, d in enumerate(divisors)]
         before = tuple(pad[0] for pad in halo.padding)
         arguments = (windows.kernel, windows.stride, before, tuple(divisors))
-        return Rule(out, [x], [x], sigs, (halo, buffer, arguments))
+        return Rule(out, [x], [x], sigs, _AveragePlan(halo, buffer, out.local_shape, arguments, Room()))
 
     def forward(self, rule: Rule, arrays: Sequence[Any], extra: Any) -> tuple[Any, Any]:
-        halo, _, arguments = rule.plan
-        return kernels.avg_pool_forward(halo(arrays[0]), *arguments), None
+        return rule.plan.average(rule.plan.halo(arrays[0])), None
 
     def backward(self, rule: Rule, saved: Any, g: Any, needs: tuple[bool, ...]) -> tuple:
-        halo, shape, arguments = rule.plan
+        halo, shape, _, arguments, _ = rule.plan
         return (halo.adjoint(kernels.avg_pool_backward(g, shape, *arguments), give=True),)
 
 
@@ -136,12 +150,11 @@ class LeakyAvgPool(AvgPool):
     linear = None
 
     def forward(self, rule: Rule, arrays: Sequence[Any], extra: Any) -> tuple[Any, Any]:
-        halo, _, arguments = rule.plan
-        buffer = halo(arrays[0])
-        return kernels.avg_pool_forward(buffer, *arguments, extra), (buffer, extra)
+        buffer = rule.plan.halo(arrays[0])
+        return rule.plan.average(buffer, extra), (buffer, extra)
 
     def backward(self, rule: Rule, saved: Any, g: Any, needs: tuple[bool, ...]) -> tuple:
-        halo, shape, arguments = rule.plan
+        halo, shape, _, arguments, _ = rule.plan
         return (halo.adjoint(kernels.avg_pool_backward(g, shape, *arguments, *saved), give=True),)
 
 

@@ -123,6 +123,7 @@ def avg_pool_forward(
     padding: Sequence[int],
     divisors: Sequence[Array],
     slope: float | None = None,
+    out: Array | None = None,
 ) -> Array:
     """Sums over windows divided by the product of one divisor a dim.
 
@@ -137,6 +138,8 @@ def avg_pool_forward(
         Per dim, for each output position; their lengths are the output's sizes. NumPy arrays, also for a CuPy x.
     slope : float, optional
         Pools leaky ReLU of x with this slope (0 is ReLU), which then is never stored.
+    out : array, optional
+        Where to write the result; it lies channels last.
 
     Returns
     -------
@@ -144,10 +147,12 @@ def avg_pool_forward(
     """
     y = x if slope is None else leaky_relu(x, slope)
     for d in range(x.ndim - 2):
-        out = len(divisors[d])
-        y = _sum_along(y, d + 2, kernel[d], stride[d], padding[d], out)
+        y = _sum_along(y, d + 2, kernel[d], stride[d], padding[d], len(divisors[d]))
         y *= _reciprocal(divisors[d], x, d + 2)
-    return y
+    if out is None:
+        return y
+    out[...] = y
+    return out
 
 
 def avg_pool_backward(

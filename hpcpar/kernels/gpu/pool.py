@@ -119,12 +119,13 @@ def max_pool_forward(x: Array, kernel: Sequence[int], stride: Sequence[int], dil
 
 
 def avg_pool_forward(x: Array, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int],
-                     divisors: Sequence[Array], slope: float | None = None) -> Array:
+                     divisors: Sequence[Array], slope: float | None = None,
+                     out: Array | None = None) -> Array:
     if not served(x):
         return NotImplemented
-    out = tuple(len(d) for d in divisors)
-    y = empty_channels_last((*x.shape[:2], *out), x.dtype, like=x)
-    numbers = _numbers(x, x.shape, out, (kernel, 1), (stride, 1), (padding, 0))
+    sizes = tuple(len(d) for d in divisors)
+    y = empty_channels_last((*x.shape[:2], *sizes), x.dtype, like=x) if out is None else out
+    numbers = _numbers(x, x.shape, sizes, (kernel, 1), (stride, 1), (padding, 0))
     launch(SOURCE, "average", x.dtype, y.size, to_channels_last(x), numbers, *_scales(divisors, x),
            1.0 if slope is None else float(slope), y)
     return y

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from . import rules
-from .arrays import Outline, empty, empty_as
+from .arrays import Outline, empty, empty_as, over
 from .functions import ascontiguousarray, concatenate, empty_like, full_like, stack, where
 from .ledger import Ledger, keeping
 
 __all__ = [
     "Ledger", "Outline", "arange", "array", "asarray", "ascontiguousarray", "concatenate", "empty", "empty_as",
-    "empty_like", "full", "full_like", "keeping", "ones", "ones_like", "rules", "stack", "where", "zeros", "zeros_like",
+    "empty_like", "full", "full_like", "keeping", "ones", "ones_like", "over", "rules", "stack", "where", "zeros",
+    "zeros_like",
 ]  # fmt: skip
 
 zeros = ones = empty

@@ -56,6 +56,11 @@ class Outline(np.lib.mixins.NDArrayOperatorsMixin):
         """The storage, where this shows only a part of it."""
         return self._storage if self._storage.nbytes != self.nbytes else None
 
+    @property
+    def memory(self) -> Storage:
+        """What an array would share with its views."""
+        return self._storage
+
     def __len__(self) -> int:
         return len(self._view)
 
@@ -234,6 +239,11 @@ def empty(shape: Sequence[int] | int, dtype: Any = float, order: str = "C") -> O
     shape = (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(int(n) for n in shape)
     storage = Storage(prod(shape) * dtype.itemsize)
     return Outline(_drawn(shape, dtype, range(len(shape))), storage)
+
+
+def over(memory: Storage, shape: Sequence[int], dtype: Any) -> Outline:
+    """Return an outline in C order of the memory of another one (`Outline.memory`)."""
+    return Outline(_drawn(shape, np.dtype(dtype), range(len(shape))), memory)
 
 
 def empty_as(pattern: Any, dtype: Any = None, shape: Sequence[int] | None = None) -> Outline:

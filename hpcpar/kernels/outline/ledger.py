@@ -42,7 +42,7 @@ def keeping() -> Iterator[Ledger]:
 class Storage:
     """The memory that an array and its views would share; it lives as long as any of them."""
 
-    __slots__ = ("_ledger", "nbytes")
+    __slots__ = ("__weakref__", "_ledger", "nbytes")
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes

@@ -265,11 +265,14 @@ def max_pool_backward(g: Array, index: Array, x_shape: Sequence[int]) -> Array:
 
 
 def avg_pool_forward(x: Array, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int],
-                     divisors: Sequence[Array], slope: float | None = None) -> Array:
+                     divisors: Sequence[Array], slope: float | None = None,
+                     out: Array | None = None) -> Array:
     shape = (*x.shape[:2], *(len(d) for d in divisors))
     if x.dtype.char not in "fd":
         return NotImplemented
-    y = zeros_channels_last(shape, x.dtype) if x.size == 0 else empty_channels_last(shape, x.dtype)
+    y = out if out is not None else empty_channels_last(shape, x.dtype)
+    if x.size == 0:
+        y[...] = 0
     if x.size and y.size:
         _average(_five(to_channels_last(x)), _three(kernel, 1), _three(stride, 1), _three(padding, 0),
                  *_scales(divisors, x.dtype), x.dtype.type(1 if slope is None else slope), _five(y))
