@@ -26,10 +26,11 @@ def launched_rank() -> int:
 def user_error(error: BaseException, parallel: bool) -> int:
     """Print one message and return the exit status, after all ranks came to an error; or end the job on all of them."""
     text = f"hpcpar: error: {describe(error)}"
-    try:
-        from hpcpar.transport import failure, farewell
-    except (ImportError, RuntimeError):  # no MPI: the error itself says so, or the launcher's rank has to do
-        parallel = False
+    if parallel:  # else the other ranks may have left already, and MPI would wait for them to start
+        try:
+            from hpcpar.transport import failure, farewell
+        except (ImportError, RuntimeError):  # no MPI: the error itself says so, or the launcher's rank has to do
+            parallel = False
     if parallel:
         together, text = farewell.agree_to_leave(text)
         # where MPI was not found by its launcher, each rank takes itself for the whole job, yet one message is enough

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from hpcpar.cli import ending, findings
 from hpcpar.launch.environment import set_threads
-from hpcpar.launch.process import lost_ranks
+from hpcpar.launch.process import lost_ranks, this_process
 from hpcpar.train.signals import held_back
 from hpcpar.version import __version__
 
@@ -35,8 +35,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     set_threads()  # before anything loads NumPy: thread pools are made once
     try:
         args = _parser().parse_args(argv)
-        if not args.command.PARALLEL and ending.launched_rank() > 0:
-            return 0
+        if not args.command.PARALLEL:
+            if ending.launched_rank() > 0:
+                return 0
+            _leave_mpi_unstarted()
         with held_back(for_good=argv is None) if args.command.__name__ == "hpcpar.cli.train" else nullcontext():
             if args.command.PARALLEL:
                 _start_mpi(for_work=args.command.__name__ != "hpcpar.cli.info")  # which itself says what is amiss
@@ -47,6 +49,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return ending.user_error(error, parallel=args is None or args.command.PARALLEL)
     except KeyboardInterrupt:
         return 130
+
+
+def _leave_mpi_unstarted() -> None:
+    """Let what rank 0 does alone import MPI without starting it: starting waits for all ranks, and the others left."""
+    if this_process().size > 1:
+        import mpi4py
+
+        mpi4py.rc.initialize = False
 
 
 def _start_mpi(for_work: bool) -> None:

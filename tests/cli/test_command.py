@@ -147,3 +147,19 @@ def test_ranks_share_the_making_of_data(tmp_path):
     assert "cosmology: 3 files in" in run.stdout and "2 rank(s)" in run.stdout
     again = mpi_run(1, [*COMMAND, *words]).check()
     assert "0 files written, 3 already there" in again.stdout
+
+
+@pytest.mark.spawns_mpi
+@pytest.mark.parametrize(
+    ("words", "status", "message"),
+    [
+        (["summary", "JOB", "--set", "model.levels=1", "--shape", "8"], 0, ""),
+        (["summary", "missing.toml"], 2, "missing.toml: no such file or directory"),
+        (["checkpoint", "show", "missing"], 2, "missing"),
+        (["plot", "missing"], 2, "metrics.jsonl: no such file or directory"),
+    ],
+)
+def test_what_rank_0_does_alone_waits_for_no_other_rank(job, words, status, message):
+    run = mpi_run(2, [*COMMAND, *(str(job) if w == "JOB" else w for w in words)], timeout=30)
+    assert run.returncode == status
+    assert run.stderr.count("hpcpar: error: ") == bool(status) and message in run.stderr
