@@ -29,7 +29,7 @@ class Mesh(Grid):
     Raises
     ------
     MeshError
-        On all ranks, when the lengths do not multiply to the number of ranks.
+        On all ranks, when the lengths do not multiply to the number of ranks, or ranks name different axes.
 
     Notes
     -----
@@ -44,7 +44,14 @@ class Mesh(Grid):
 
     def __init__(self, comm: MPI.Comm | None = None, **axes: int) -> None:
         parent = MPI.COMM_WORLD if comm is None else comm
-        self._adopt(parent.Dup(), resolve_lengths(axes or {"batch": -1}, parent.Get_size()), {})
+        handle = parent.Dup()
+        try:
+            _require_same(handle, axes)
+            shape = resolve_lengths(axes or {"batch": -1}, handle.Get_size())
+        except MeshError:
+            handle.Free()
+            raise
+        self._adopt(handle, shape, {})
         self._node = self._find_node()  # here all ranks are together: printing a mesh then sends nothing
 
     def _adopt(self, handle: MPI.Comm, shape: Mapping[str, int], fixed: Mapping[str, int]) -> None:
@@ -112,6 +119,20 @@ class Mesh(Grid):
         )
         shared.Free()
         return node
+
+
+def _require_same(handle: MPI.Comm, axes: Mapping[str, int]) -> None:
+    """Raise on all ranks where they ask for different meshes: each would wait for messages that nobody sends."""
+    if handle.Get_size() == 1:
+        return
+    asked = handle.allgather(list(axes.items()))
+    for rank, other in enumerate(asked):
+        if other != asked[0]:
+            first, here = (" x ".join(f"{a}={n}" for a, n in words) or "no axes" for words in (asked[0], other))
+            raise MeshError(
+                f"ranks ask for different meshes: rank 0 for {first}, rank {rank} for {here}; every rank names the "
+                "same axes in the same order"
+            )
 
 
 def current_mesh() -> Mesh:

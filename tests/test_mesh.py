@@ -54,6 +54,18 @@ def test_lengths_that_do_not_fit_are_an_error_on_all_ranks(axes: dict[str, int],
     assert live_communicators() == before, "nothing was made before the error"
 
 
+@pytest.mark.ranks(min=2)
+@pytest.mark.parametrize(
+    "other", [{"a": 1, "b": RANKS}, {"b": 1, "a": RANKS}, {"a": RANKS}, {"a": RANKS + 1, "b": 1}, {"c": RANKS, "b": 1}]
+)
+def test_ranks_that_ask_for_different_meshes_hear_so_on_all_ranks(other: dict[str, int]) -> None:
+    before = live_communicators()
+    last = MPI.COMM_WORLD.Get_rank() == RANKS - 1
+    with pytest.raises(hp.MeshError, match=f"rank 0 for a={RANKS} x b=1, rank {RANKS - 1} for"):
+        hp.Mesh(**(other if last else {"a": RANKS, "b": 1}))
+    assert live_communicators() == before
+
+
 def test_an_axis_that_a_mesh_does_not_have_is_named() -> None:
     mesh = hp.Mesh(batch=-1)
     for call in (lambda: mesh.index("depth"), lambda: mesh.comm("depth"), lambda: mesh.sub(depth=0)):
