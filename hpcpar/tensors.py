@@ -342,10 +342,18 @@ def tensor(
         The current mesh by default.
     layout : Layout, optional
         Replicated by default. Over partial axes, index 0 keeps the value and the others hold zeros.
+
+    Raises
+    ------
+    TypeError
+        When the array holds no numbers.
+    RuntimeError
+        When integers or booleans are to require gradients, as in torch.
     """
     array = array if hasattr(array, "__array_function__") else np.asarray(array)
     if dtype is not None:
         array = array.astype(dtype, copy=False)
+    _check_dtype(array.dtype, requires_grad)
     mesh = mesh or current_mesh()
     sig = signature(mesh, tuple(array.shape), layout or Layout())
     whole = signature(mesh, sig.shape, Layout())
@@ -368,10 +376,20 @@ def from_shard(
     ------
     ValueError
         When the block has another shape than the block rule gives this rank.
+    TypeError, RuntimeError
+        As `tensor`.
     """
+    _check_dtype(shard.dtype, requires_grad)
     sig = signature(mesh or current_mesh(), tuple(shape), layout or Layout())
     if tuple(shard.shape) != sig.local_shape:
         raise ValueError(
             f"the shard has shape {tuple(shard.shape)}; rank {sig.mesh.rank} owns {sig.local_shape} of {sig!r}"
         )
     return Tensor(shard, sig, requires_grad)
+
+
+def _check_dtype(dtype: Any, requires_grad: bool) -> None:
+    if dtype.kind in "OUSMm":
+        raise TypeError(f"a tensor holds numbers; got an array of dtype {dtype}")
+    if requires_grad and dtype.kind in "biu":
+        raise RuntimeError(f"only floating point tensors can require gradients; got dtype {dtype}")

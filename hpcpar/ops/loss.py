@@ -97,6 +97,11 @@ class CrossEntropy(Op):
         return (dx, *[None] * (len(needs) - 1))
 
 
+def _check_integers(name: str, target: Tensor) -> None:
+    if target.dtype.kind not in "iu":
+        raise ValueError(f"{name}: targets are classes as integers, got dtype {target.dtype}")
+
+
 def _check_classes(target: Any, valid: Any, classes: int, along: Comm) -> None:
     """A label outside the classes ends in one error on all ranks, not in a wrong loss."""
     wrong = valid & ((target < 0) | (target >= classes))
@@ -210,6 +215,7 @@ def cross_entropy(
         A replicated scalar, or (N, *spatial).
     """
     _check_reduction("cross_entropy", reduction)
+    _check_integers("cross_entropy", target)
     if not 0 <= label_smoothing <= 1:
         raise ValueError(f"cross_entropy: label_smoothing is between 0 and 1, got {label_smoothing}")
     whole = _whole(weight, input)
@@ -221,6 +227,7 @@ def cross_entropy(
 
 def overlap_sums(probabilities: Tensor, target: Tensor, ignore_index: int = -100, mask: Tensor | None = None) -> Tensor:
     """Return (3, N, C): sums over positions of p t, p and t for each sample and class; partial over a spatial split."""
+    _check_integers("overlap_sums", target)
     operands = (probabilities, target) if mask is None else (probabilities, target, mask)
     return _overlap_sums(operands, (mask is not None,), ignore_index)
 

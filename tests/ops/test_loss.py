@@ -49,6 +49,15 @@ def test_without_any_valid_voxel_the_mean_is_nan_and_the_sum_zero():
     assert float(F.cross_entropy(x, target, reduction="sum")) == 0.0
 
 
+@pytest.mark.parametrize("dtype", [np.float64, bool])
+@pytest.mark.parametrize("loss", [F.cross_entropy, F.dice_loss])
+def test_targets_that_are_no_integers_are_refused_before_any_message(loss, dtype):
+    mesh = shared_mesh(**MESH)
+    x = hp.tensor(np.zeros((1, 2, 5)), mesh, L(None, None, "a"))
+    with pytest.raises(ValueError, match="classes as integers, got dtype"):
+        loss(x, hp.tensor(np.zeros((1, 5), dtype), mesh, L(None, "a")))
+
+
 def test_a_label_that_is_no_class_is_one_error_on_all_ranks():
     mesh = shared_mesh(**MESH)
     target = np.zeros((1, 5), int)
