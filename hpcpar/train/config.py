@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
@@ -98,6 +99,7 @@ class Job:
         vain = [key for key in self.layout.changed() if key not in heeded]
         if vain:
             raise ValueError(f"layout.{', layout.'.join(vain)} has no effect on model.name = {self.model.name!r}")
+        self._check_names(heeded)
         used = {axis for dim in (*VOLUMES, *TEXTS) if dim in heeded for axis in self.layout.axes(dim)}
         idle = [axis for axis, n in self.mesh.items() if n != 1 and axis not in used]
         if idle:
@@ -105,6 +107,16 @@ class Job:
                 f"mesh axis {', '.join(idle)} splits nothing: name it in [layout], or use {', '.join(sorted(used))}"
             )
         self._check_text()
+
+    def _check_names(self, heeded: Iterable[str]) -> None:
+        """An axis that the mesh lacks splits nothing if it is one of the usual; any other name is a slip."""
+        usual = {axis for dim in (*VOLUMES, *TEXTS) for axis in InputLayout().axes(dim)}
+        for dim in (*VOLUMES, *TEXTS):
+            for axis in self.layout.axes(dim) if dim in heeded else ():
+                if axis not in self.mesh and axis not in usual:
+                    near = get_close_matches(axis, sorted({*self.mesh, *usual}), n=1)
+                    hint = f"; did you mean {near[0]}?" if near else ""
+                    raise ValueError(f"layout.{dim} names the axis {axis!r}, [mesh] has {', '.join(self.mesh)}{hint}")
 
     def _check_text(self) -> None:
         text = isinstance(self.model, GPT | Llama)
@@ -128,8 +140,8 @@ def load_job(path: str | Path, overrides: Iterable[str] = ()) -> Job:
     path = Path(path)
     try:
         table = toml.loads(path.read_text(encoding="utf-8"))
-    except toml.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: {error}") from None
+    except (toml.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: no TOML: {error}") from None
     sources = {}
     for override in overrides:
         sources[_override(table, override)] = f"--set {override}"

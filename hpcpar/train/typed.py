@@ -204,10 +204,12 @@ def _convert(kind: Any, value: Any) -> Any:
     if origin is dict:
         if not isinstance(value, Mapping):
             raise _Problem("a table")
-        try:
-            return {k: _convert(args[1], v) for k, v in value.items()}
-        except _Problem as problem:
-            raise _Problem(f"a table whose every value is {problem}") from None
+        for key, entry in value.items():
+            try:
+                _convert(args[1], entry)
+            except _Problem as problem:
+                raise _Problem(f"a table whose every value is {problem}, and {key} = {_show(entry)} is not") from None
+        return {key: _convert(args[1], entry) for key, entry in value.items()}
     if kind is float and type(value) is int:
         return float(value)
     if type(value) is not kind:

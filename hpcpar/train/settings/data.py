@@ -12,7 +12,8 @@ from hpcpar.train.typed import number
 class Augment:
     """[data.augment]: applied to training samples only; all are off by default."""
 
-    flip: tuple[int, ...] = ()  # spatial dims (0 depth, 1 height, 2 width) mirrored with probability 1/2
+    # spatial dims (0 depth, 1 height, 2 width) mirrored with probability 1/2; negative ones count from the last
+    flip: tuple[int, ...] = field(default=(), metadata={"least": -3, "most": 2})
     swap: bool = False  # exchange spatial dims at random: cubes without a preferred direction
     scale: float = number(0.0, least=0.0)  # intensities times 1 +- scale
     shift: float = number(0.0, least=0.0)  # intensities plus +- shift
