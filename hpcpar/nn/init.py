@@ -26,7 +26,8 @@ Initializer = Callable[[Tensor], Any]
 
 Step = Callable[[Tensor], Any]
 
-_waiting: MutableMapping[Tensor, list[Step]] | None = None
+# of each tensor the steps to its values, with whether the step fills it all
+_waiting: MutableMapping[Tensor, list[tuple[bool, Step]]] | None = None
 
 
 @contextmanager
@@ -45,7 +46,7 @@ def deferred() -> Iterator[None]:
     with _postponed() as waiting:
         yield
     for tensor, steps in list(waiting.items()):
-        for step in steps:
+        for _, step in steps:
             step(tensor)
 
 
@@ -57,7 +58,7 @@ def skipped() -> Iterator[None]:
 
 
 @contextmanager
-def _postponed() -> Iterator[MutableMapping[Tensor, list[Step]]]:
+def _postponed() -> Iterator[MutableMapping[Tensor, list[tuple[bool, Step]]]]:
     global _waiting
     before, _waiting = _waiting, WeakKeyDictionary()
     try:
@@ -73,10 +74,15 @@ def _now_or_later(tensor: Tensor, step: Step, whole: bool = True) -> Tensor:
     if _waiting is None:
         step(tensor)
     elif whole:
-        _waiting[tensor] = [step]
+        _waiting[tensor] = [(True, step)]
     else:
-        _waiting.setdefault(tensor, []).append(step)
+        _waiting.setdefault(tensor, []).append((False, step))
     return tensor
+
+
+def waits_for_values(tensor: Tensor) -> bool:
+    """Whether the end of the block will fill all of a tensor, so that what its memory holds now means nothing."""
+    return _waiting is not None and tensor in _waiting and _waiting[tensor][0][0]
 
 
 def parameter(

@@ -184,13 +184,20 @@ def relayout_(tensor: Tensor, layout: Layout) -> None:
     -----
     Optimizers and synchronisers that know the tensor go on working: their state follows at the next step.
     """
+    from hpcpar.nn.init import waits_for_values
+
     target = signature(tensor.mesh, tensor.shape, layout)
     if target.partial:
         raise ValueError(f"{tensor.name or 'a leaf'} cannot be kept partial: {layout!r}")
     if target is tensor.sig:
         return
     order = getattr(tensor, "order", None) or tuple(range(tensor.ndim))
-    data = tensor.moved(target).transpose(order).copy().transpose(np.argsort(order).tolist())
+    back = np.argsort(order).tolist()
+    if waits_for_values(tensor):  # there is nothing to move, and what the memory holds differs between ranks
+        memory = array_module(tensor.shard).empty([target.local_shape[d] for d in order], tensor.dtype)
+    else:
+        memory = tensor.moved(target).transpose(order).copy()
+    data = memory.transpose(back)
     tensor.sig = target
     tensor.set_data(data)
     tensor.grad = None
