@@ -62,6 +62,8 @@ class Mesh(Grid):
 
     def _make_comm(self, key: tuple[str, ...]) -> Comm:
         name = "+".join(key) or "self"
+        if self._handle == MPI.COMM_NULL:
+            raise MeshError(f"{self!r} was freed: what lies on it sends no messages any more")
         if not key:
             return Comm(MPI.COMM_SELF, name)
         members = self._members(key)

@@ -180,3 +180,12 @@ def test_node_information_and_printing() -> None:
     assert repr(mesh) == f"Mesh(a={RANKS})"
     assert f"rank {RANKS - 1}: a={RANKS - 1}" in text and f"node {node.hosts[0]}" in text
     mesh.free()
+
+
+@pytest.mark.ranks(min=2)
+def test_a_tensor_of_a_freed_mesh_says_so_on_all_ranks() -> None:
+    mesh = hp.Mesh(a=-1)
+    x = hp.tensor(np.arange(5.0), mesh, Layout("a"))
+    mesh.free()
+    with pytest.raises(hp.MeshError, match="was freed"):
+        x.numpy()
