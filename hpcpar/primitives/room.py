@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 from weakref import ref
 
+import numpy as np
+
 from hpcpar.kernels import empty_channels_last, outline
 from hpcpar.kernels.arrays import is_outline, last
-from hpcpar.transport.device import is_device
 
 Widths = tuple[tuple[int, int], ...]
 """Planes before and after a block, for each spatial dim."""
@@ -96,9 +97,9 @@ def take(block: Any, widths: Widths | None) -> Any | None:
 
 def address(array: Any) -> int:
     """Return where an array begins in memory; of an outline, which has none, what stands for its memory."""
-    if is_outline(array):
-        return id(array.memory)
-    return array.data.ptr if is_device(array) else array.__array_interface__["data"][0]
+    if type(array) is np.ndarray:
+        return array.__array_interface__["data"][0]
+    return id(array.memory) if is_outline(array) else array.data.ptr
 
 
 def _enter(block: Any, room: Room, before: int, after: int) -> None:

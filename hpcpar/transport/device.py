@@ -11,7 +11,7 @@ from hpcpar.kernels.arrays import is_outline
 
 def is_device(array: Any) -> bool:
     """Whether `array` lives on a GPU (a CuPy array)."""
-    return type(array).__module__.partition(".")[0] == "cupy"
+    return type(array) is not np.ndarray and type(array).__module__.partition(".")[0] == "cupy"
 
 
 def to_host(array: Any) -> np.ndarray:

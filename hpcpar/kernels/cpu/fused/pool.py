@@ -134,15 +134,15 @@ def _merge(wide, begin, end, scale, factor, oh, out):
 
 
 @inner
-def _gate(x, slope, out):
-    """The gradient of leaky ReLU of x, times what is there."""
+def _gated(line, x, slope, out):
+    """A line times the gradient of leaky ReLU of x."""
     for i in range(out.size):
-        out[i] = out[i] if x[i] > 0 else out[i] * slope
+        out[i] = line[i] if x[i] > 0 else line[i] * slope
 
 
 @inner
 def _gated_pair(first, second, x, slope, out):
-    """The sum of two lines, gated in the same pass."""
+    """The sum of two lines times that gradient, in one pass."""
     for i in range(out.size):
         a = first[i] + second[i]
         out[i] = a if x[i] > 0 else a * slope
@@ -180,10 +180,12 @@ def _average_backward(g, kernel, stride, lo, scale_d, scale_h, scale_w, slope, x
                 target, active = dx[n, d, h].reshape(size), x[n, d, h].reshape(size)
                 if slope != 1 and h1 - h0 == 2:
                     _gated_pair(lines[h0 % rows], lines[(h0 + 1) % rows], active, slope, target)
+                elif slope != 1 and h1 - h0 == 1:
+                    _gated(lines[h0 % rows], active, slope, target)
                 else:
                     _sum_lines(lines, h0, h1, target)
                     if slope != 1:
-                        _gate(active, slope, target)
+                        _gated(target, active, slope, target)
 
 
 @kernel
