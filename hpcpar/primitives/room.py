@@ -15,6 +15,7 @@ import numpy as np
 
 from hpcpar.kernels import empty_channels_last, outline
 from hpcpar.kernels.arrays import is_outline, last
+from hpcpar.transport import exchange
 
 Widths = tuple[tuple[int, int], ...]
 """Planes before and after a block, for each spatial dim."""
@@ -98,7 +99,7 @@ def take(block: Any, widths: Widths | None) -> Any | None:
 def address(array: Any) -> int:
     """Return where an array begins in memory; of an outline, which has none, what stands for its memory."""
     if type(array) is np.ndarray:
-        return array.__array_interface__["data"][0]
+        return exchange.address(array)
     return id(array.memory) if is_outline(array) else array.data.ptr
 
 
