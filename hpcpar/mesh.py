@@ -127,14 +127,16 @@ def _require_same(handle: MPI.Comm, axes: Mapping[str, int]) -> None:
     """Raise on all ranks where they ask for different meshes: each would wait for messages that nobody sends."""
     if handle.Get_size() == 1:
         return
-    asked = handle.allgather(list(axes.items()))
-    for rank, other in enumerate(asked):
-        if other != asked[0]:
-            first, here = (" x ".join(f"{a}={n}" for a, n in words) or "no axes" for words in (asked[0], other))
-            raise MeshError(
-                f"ranks ask for different meshes: rank 0 for {first}, rank {rank} for {here}; every rank names the "
-                "same axes in the same order"
-            )
+    mine, rank = list(axes.items()), handle.Get_rank()
+    first = handle.bcast(mine)
+    odd = handle.allreduce(rank if mine != first else handle.Get_size(), MPI.MIN)
+    if odd < handle.Get_size():
+        here = handle.bcast(mine, odd)
+        zero, other = (" x ".join(f"{a}={n}" for a, n in words) or "no axes" for words in (first, here))
+        raise MeshError(
+            f"ranks ask for different meshes: rank 0 for {zero}, rank {odd} for {other}; every rank names the "
+            "same axes in the same order"
+        )
 
 
 def current_mesh() -> Mesh:

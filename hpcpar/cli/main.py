@@ -54,9 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _leave_mpi_unstarted() -> None:
     """Let what rank 0 does alone import MPI without starting it: starting waits for all ranks, and the others left."""
     if this_process().size > 1:
-        import mpi4py
-
-        mpi4py.rc.initialize = False
+        os.environ["MPI4PY_RC_INITIALIZE"] = "false"  # what mpi4py reads when it is imported
 
 
 def _start_mpi(for_work: bool) -> None:
