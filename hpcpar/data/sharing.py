@@ -23,8 +23,7 @@ def _silent(line: str) -> None:
 
 @dataclass(frozen=True)
 class Sharing:
-    """
-    One of several ranks that make a data set together.
+    """One of several ranks that make a data set together.
 
     Parameters
     ----------
@@ -47,8 +46,7 @@ class Sharing:
         return items[self.rank :: self.size]
 
     def finish(self, what: str, out: Path, names: Sequence[str], written: int, contents: Mapping) -> list[Path]:
-        """
-        Say how many files were made, and write what the set consists of.
+        """Say how many files were made, and write what the set consists of.
 
         Parameters
         ----------
