@@ -50,6 +50,7 @@ class Worker:
         self._jobs: list[subprocess.Popen[str]] = []
         self._files = ExitStack()
         self._said: list[IO[str]] = []
+        session = self._files.enter_context(tempfile.TemporaryDirectory(prefix="hpcpar-bench-"))
         for copy in range(copies):
             file = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  (closed with the worker)
             self._said.append(self._files.enter_context(file))
@@ -58,7 +59,7 @@ class Worker:
             self._jobs.append(
                 subprocess.Popen(
                     command,
-                    env=launch_environment(env),
+                    env=launch_environment(env, session),
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=file,

@@ -31,6 +31,7 @@ OPEN_MPI = {
     "OMPI_MCA_btl_base_warn_component_unused": "0",
 }
 OPEN_MPI_AS_ROOT = {} if os.geteuid() else {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+OPEN_MPI_SESSION = ("PRTE_MCA_prte_tmpdir_base", "OMPI_MCA_orte_tmpdir_base")  # of Open MPI 5 and 4
 # A process that is itself a rank carries these; a program it starts under mpiexec must not take them for its own.
 _RANK_PREFIXES = ("PMI_", "PMIX_", "PMI2_", "OMPI_COMM_", "PRTE_LAUNCHED", "PRTE_JOB", "MPI_LOCAL", "HYDI_", "HYDRA_")
 
@@ -110,7 +111,7 @@ def mpi_run(
             words += [str(a) for a in args]
         command = launch_command(ranks, words)
         begin = time.monotonic()
-        code, out, err = _wait(command, launch_environment(env), cwd, timeout)
+        code, out, err = _wait(command, launch_environment(env, folder), cwd, timeout)
         seconds = time.monotonic() - begin
         results = {
             int(path.stem.rpartition("-")[2]): pickle.loads(path.read_bytes())
@@ -124,15 +125,25 @@ def launch_command(ranks: int, words: Sequence[str]) -> list[str]:
     return [str(find_mpiexec()), "-n", str(ranks), sys.executable, *words]
 
 
-def launch_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+def launch_environment(extra: Mapping[str, str] | None = None, session: str | Path | None = None) -> dict[str, str]:
     """Return the environment for `launch_command`: one thread a rank, more ranks than cores and root allowed.
 
     What the caller's environment or `extra` already sets is kept, except the caller's thread counts and, where the
     caller is a rank itself, what made it one.
+
+    Parameters
+    ----------
+    extra : mapping, optional
+        Variables added to the environment.
+    session : str or Path, optional
+        A new folder, for the launcher's own files. Open MPI names them by the launcher's process number in one place
+        for all jobs, and refuses to start ("The PMIx server's listener thread failed") where an ended job of the same
+        number left its files, as one that was killed does.
     """
     env = {k: v for k, v in os.environ.items() if not k.startswith(_RANK_PREFIXES)}
     if is_open_mpi():
-        for name, value in (OPEN_MPI | OPEN_MPI_AS_ROOT).items():
+        place = {} if session is None else dict.fromkeys(OPEN_MPI_SESSION, str(session))
+        for name, value in (OPEN_MPI | OPEN_MPI_AS_ROOT | place).items():
             env.setdefault(name, value)
     env.update(ONE_THREAD)
     if not sys.stdout.isatty():
@@ -231,7 +242,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise SystemExit("usage: python -m hpcpar.testing.launch RANKS INTERPRETER-ARGUMENTS...")
     command = launch_command(int(words[0]), words[1:])
     # unbuffered: what a rank wrote before it was ended must not be lost
-    os.execve(command[0], command, launch_environment({"PYTHONUNBUFFERED": "1"}))
+    session = tempfile.mkdtemp(prefix="hpcpar-launch-") if is_open_mpi() else None
+    os.execve(command[0], command, launch_environment({"PYTHONUNBUFFERED": "1"}, session))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,17 @@
 """Programs started under the mpiexec of this interpreter, with whatever MPI it has."""
 
 import os
+import socket
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from hpcpar.testing import MpiTimeout, launch_environment, mpi_run
+from hpcpar.testing.launch import is_open_mpi
 
 pytestmark = pytest.mark.spawns_mpi
 
@@ -71,6 +76,34 @@ def test_a_job_that_hangs_is_ended_and_shows_what_it_wrote():
 def test_only_functions_that_another_process_can_find_are_accepted():
     with pytest.raises(ValueError, match="top level"):
         mpi_run(2, lambda: None)
+
+
+def leave_as_killed(process, folder):
+    """What Open MPI's launcher of this process number leaves in `folder` when it is killed."""
+    left = folder / f"ompi.{process}"
+    left.mkdir()
+    Path(left, f"pmix.{socket.gethostname()}.tool").touch()
+
+
+def test_files_of_a_killed_launcher_of_the_same_number_do_no_harm(tmp_path, monkeypatch):
+    if not is_open_mpi():
+        pytest.skip("only Open MPI's launcher names its files by its process number")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    for later in range(1, 200):  # the launcher is a child of this process: one of the next numbers
+        leave_as_killed(os.getpid() + later, tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", None)
+    assert mpi_run(2, sum_of_ranks, 0).check().results[0]["total"] == 1
+
+
+def test_a_shell_starts_a_job_beside_files_of_a_killed_launcher(tmp_path):
+    if not is_open_mpi():
+        pytest.skip("only Open MPI's launcher names its files by its process number")
+    left = f"ompi.$$/pmix.{socket.gethostname()}.tool"
+    line = f"mkdir ompi.$$ && touch {left} && exec {sys.executable} -m hpcpar.testing.launch 2 -c 'print(1 + 1)'"
+    env = os.environ | {"TMPDIR": str(tmp_path)}
+    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["2", "2"]
 
 
 def test_environment_names_no_rank_of_this_process(monkeypatch):
