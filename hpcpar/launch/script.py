@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
+from hpcpar.names import nearest
 from hpcpar.train.signals import EXIT_REQUEUE
 
 SCHEDULERS = {"slurm": ("sbatch",), "pbs": ("qsub",), "flux": ("flux", "batch")}  # and how they take a script
@@ -159,8 +159,8 @@ def fill(text: str, values: Mapping[str, Value], source: str = "template") -> st
         names = _PLACE.findall(line)
         for name in names:
             if name not in values:
-                near = difflib.get_close_matches(name, values, 1)
-                hint = f"did you mean @{near[0]}@?" if near else f"there are {', '.join(sorted(values))}"
+                near = nearest(name, values)
+                hint = f"did you mean @{near}@?" if near else f"there are {', '.join(sorted(values))}"
                 raise ScriptError(f"{source}, line {number}: nothing is called @{name}@; {hint}")
         chosen = {name: values[name] for name in names}
         lists = [name for name, value in chosen.items() if isinstance(value, Sequence) and not isinstance(value, str)]

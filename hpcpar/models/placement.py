@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from math import prod
 from typing import Any, Protocol
 
 from hpcpar.layout.layout import Layout, LayoutError
 from hpcpar.mesh import Mesh, MeshError
+from hpcpar.names import did_you_mean, nearest
 from hpcpar.nn import Module
 from hpcpar.ops.attention import ORDERS
 from hpcpar.ops.context import CONTEXTS
@@ -170,9 +170,7 @@ def _check(model: Module, mesh: Mesh, spread: Spread) -> None:
     for field, axes in spread._fields():
         for axis in axes:
             if axis not in mesh.shape and axis not in usual:
-                near = get_close_matches(axis, mesh.axes, n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
-                has = ", ".join(mesh.axes)
+                has, hint = ", ".join(mesh.axes), did_you_mean(nearest(axis, mesh.axes))
                 raise MeshError(f"place: Spread.{field} names the axis {axis!r}, the mesh has {has}{hint}")
     served = getattr(model, "contexts", CONTEXTS)
     if spread.context not in served:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from difflib import get_close_matches
-from fnmatch import fnmatchcase
 
 from hpcpar import remaking
+from hpcpar.names import matching
 from hpcpar.nn.module import Module
 
 
@@ -29,11 +28,7 @@ def recompute(model: Module, pattern: str = "", ops: Sequence[str] | None = None
         The pattern matches no module, or an operation is not one of them.
     """
     names = dict(model.named_modules())
-    found = [name for name in names if fnmatchcase(name, pattern)]
-    if not found:
-        near = get_close_matches(pattern, names, n=3, cutoff=0.4)
-        hint = f"; near names: {', '.join(near)}" if near else ""
-        raise ValueError(f"recompute: the pattern {pattern!r} matches no module{hint}")
+    found = matching("recompute", pattern, names, "module")
     operations = None if ops is None else remaking.checked("recompute", ops)
     for name in found:
         if any(name != other and _inside(name, other) for other in found):

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
-from fnmatch import fnmatchcase
 from typing import Any
 
 from hpcpar.ahead import Ahead
 from hpcpar.layout.layout import Layout, LayoutError
+from hpcpar.names import matching
 from hpcpar.nn.module import Module
 from hpcpar.nn.state import relayout_
 
@@ -141,10 +140,10 @@ def parallelize(model: Module, plan: Mapping[str, Entry]) -> Module:
     ahead = Ahead()
     for pattern, entry in plan.items():
         if isinstance(entry, Layout):
-            for name in _matching(pattern, parameters, "parameter"):
+            for name in matching("parallelize", pattern, parameters, "parameter"):
                 layouts[name] = entry
             continue
-        for name in _matching(pattern, modules, "module"):
+        for name in matching("parallelize", pattern, modules, "module"):
             module = modules[name]
             _check_axes(name, entry, axes)
             for own, layout in _layouts(name, module, entry).items():
@@ -160,15 +159,6 @@ def parallelize(model: Module, plan: Mapping[str, Entry]) -> Module:
     for holder, what, value in settings:
         setattr(holder, what, value)
     return model
-
-
-def _matching(pattern: str, names: Mapping[str, Any], kind: str) -> list[str]:
-    found = [name for name in names if fnmatchcase(name, pattern)]
-    if not found:
-        near = get_close_matches(pattern, names, n=3, cutoff=0.4)
-        hint = f"; near names: {', '.join(near)}" if near else ""
-        raise ValueError(f"parallelize: the pattern {pattern!r} matches no {kind}{hint}")
-    return found
 
 
 def _settings(name: str, module: Module, entry: Placement, ahead: Ahead) -> list[tuple[Any, str, Any]]:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
+from hpcpar.names import did_you_mean, nearest
 from hpcpar.train import toml
 from hpcpar.train.settings.data import Data, Tokens
 from hpcpar.train.settings.decoders import GPT, Llama
@@ -114,8 +114,7 @@ class Job:
         for dim in (*VOLUMES, *TEXTS):
             for axis in self.layout.axes(dim) if dim in heeded else ():
                 if axis not in self.mesh and axis not in usual:
-                    near = get_close_matches(axis, sorted({*self.mesh, *usual}), n=1)
-                    hint = f"; did you mean {near[0]}?" if near else ""
+                    hint = did_you_mean(nearest(axis, sorted({*self.mesh, *usual})))
                     raise ValueError(f"layout.{dim} names the axis {axis!r}, [mesh] has {', '.join(self.mesh)}{hint}")
 
     def _check_text(self) -> None:

@@ -9,11 +9,12 @@ and ``most`` bound a number, ``key`` is the name in the file where Python reserv
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import types
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
+
+from hpcpar.names import did_you_mean, nearest
 
 T = TypeVar("T")
 _WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
@@ -93,8 +94,7 @@ class _Reader:
         if name is None:
             self.say(place, f"{place} is missing: one of {_listed(members)}")
         else:
-            near = difflib.get_close_matches(str(name), list(members), 1, 0.6)
-            hint = f"; did you mean {near[0]}?" if near else ""
+            hint = did_you_mean(nearest(str(name), members))
             self.say(place, f"{place} must be one of {_listed(members)}, got {_show(name)}{hint}")
         return None
 
@@ -102,18 +102,19 @@ class _Reader:
         full, home, (tag, words) = _join(path, name), f"[{path}]" if path else "the file", _tag(kind)
         if words:
             home += f" with {tag} = {' or '.join(map(repr, words))}"
-        near = difflib.get_close_matches(name, keys, 1, 0.6)
-        elsewhere = [k for k in self.known if k.rpartition(".")[2] == name]
-        if not near and not elsewhere:  # a key of the same table before those of others
-            near = difflib.get_close_matches(name, keys, 1, 0.5)
-        found = (
-            [_join(path, near[0])] if near else elsewhere or difflib.get_close_matches(full, list(self.known), 1, 0.6)
-        )
         if self.known.get(full):
             hint = f"; it belongs to {_listed(self.known[full])}"
         else:
-            hint = f"; did you mean {found[0]}?" if found else ""
+            hint = did_you_mean(self._meant(path, name, keys))
         return f"unknown key {full}{hint} ({home} takes {_listed(keys)})"
+
+    def _meant(self, path: str, name: str, keys: list[str]) -> str | None:
+        """The full name of the key that was meant: a near one of the same table comes before those of others."""
+        elsewhere = [known for known in self.known if known.rpartition(".")[2] == name]
+        near = nearest(name, keys) or (None if elsewhere else nearest(name, keys, 0.5))
+        if near:
+            return _join(path, near)
+        return elsewhere[0] if elsewhere else nearest(_join(path, name), self.known)
 
 
 def read_table(

@@ -66,7 +66,7 @@ def test_an_axis_that_the_mesh_does_not_have_is_refused_unless_it_is_a_usual_one
     with counter.counting() as sent, pytest.raises(hp.MeshError) as raised:
         place(model, mesh, Spread(**{field: wrong}))
     where = "space[0]" if field == "space" else field
-    said = f"place: Spread.{where} names the axis 'modle', the mesh has model; did you mean 'model'?"
+    said = f"place: Spread.{where} names the axis 'modle', the mesh has model; did you mean model?"
     collective_assert(mesh.world, str(raised.value) == said, str(raised.value))
     assert not sent and layouts(model) == before
     place(model, mesh, Spread(batch=("batch",), space=(("depth",), (), ("width",)), sequence=("sequence",)))
