@@ -57,7 +57,12 @@ def halo_exchange(
     Raises
     ------
     ValueError
-        When the shape of `x` is not that of this rank's block, or widths and periodic do not fit the dims.
+        When the shape of `x` is not that of this rank's block, widths and periodic do not fit the dims, or the dtype of
+        `x` cannot hold `fill`.
+    TypeError
+        When `x` is no array of numbers, or a tensor (its block is ``x.shard``).
+    LayoutError
+        When the layout does not fit the shape or the mesh.
 
     Notes
     -----
@@ -75,7 +80,7 @@ def halo_exchange(
     """
     halo = _stencil(x, widths, shape, layout, mesh, periodic)
     _check_shape(x, halo.block_shape[2:], "block")
-    return halo(x[None, None], fill)[0, 0]
+    return halo(x[None, None], _held(fill, halo.dtype))[0, 0]
 
 
 def halo_exchange_adjoint(
@@ -137,14 +142,17 @@ def split_halo(
 
 
 def _stencil(x: Any, widths: Widths, shape: Any, layout: Any, mesh: Mesh | None, periodic: Any) -> HaloExchange:
+    _check_array(x)
     mesh = current_mesh() if mesh is None else mesh
     shape = tuple(int(n) for n in shape)
+    if isinstance(layout, str):  # else its letters would be axes
+        raise TypeError(f"layout has an entry for each dim, like Layout({layout!r}) or ({layout!r},), got {layout!r}")
     layout = layout if isinstance(layout, Layout) else Layout(*layout)
     layout = layout.on(shape, mesh.shape)
     if layout.partial:
         raise ValueError(f"a halo exchange takes complete values, {layout} is partial")
     pairs = _pairs(widths, len(shape))
-    wraps = [periodic] * len(shape) if isinstance(periodic, bool) else list(periodic)
+    wraps = list(periodic) if isinstance(periodic, Sequence | np.ndarray) else [periodic] * len(shape)
     if len(wraps) != len(shape):
         raise ValueError(f"periodic has {len(wraps)} entries for {len(shape)} dims")
     dims = [layout.entry(dim) for dim in range(len(shape))]
@@ -162,12 +170,34 @@ def _margin_map(n: int, o0: int, o1: int, before: int, after: int, wrap: bool) -
 
 
 def _pairs(widths: Widths, count: int) -> list[tuple[int, int]]:
-    numbers = (int, np.integer)
-    given = [widths] * count if isinstance(widths, numbers) else list(widths)
-    pairs = [(int(w), int(w)) if isinstance(w, numbers) else tuple(w) for w in given]
-    if len(pairs) != count or any(len(pair) != 2 or min(pair) < 0 for pair in pairs):
-        raise ValueError(f"widths are a number or, for each of {count} dims, a number or a pair >= 0; got {widths!r}")
-    return pairs
+    given = widths if isinstance(widths, Sequence | np.ndarray) else [widths] * count
+    pairs = [tuple(w) if isinstance(w, Sequence | np.ndarray) else (w, w) for w in given]
+    whole = all(isinstance(w, int | np.integer) and w >= 0 for pair in pairs for w in pair)
+    if len(pairs) != count or not whole or any(len(pair) != 2 for pair in pairs):
+        wanted = f"a whole number >= 0 or, for each of {count} dims, a number or a pair of these"
+        raise ValueError(f"widths are {wanted}; got {widths!r}")
+    return [(int(before), int(after)) for before, after in pairs]
+
+
+def _check_array(x: Any) -> None:
+    if hasattr(x, "shard"):
+        raise TypeError("a halo exchange takes this rank's block as an array, got a tensor: give it x.shard")
+    dtype = getattr(x, "dtype", None)
+    if dtype is None or dtype.hasobject:
+        raise TypeError(f"a halo exchange takes an array of numbers, got {type(x).__name__} of {dtype or 'no dtype'}")
+
+
+def _held(fill: Any, dtype: np.dtype) -> Any:
+    """Return `fill` as a number of `dtype`; checked on all ranks, as only those at the ends of a dim write it."""
+    with np.errstate(all="ignore"):
+        try:
+            held = np.asarray(fill).astype(dtype)[()]
+        except (TypeError, ValueError, OverflowError):
+            held = None
+    exact = held is not None and (dtype.kind not in "iub" or bool(held == fill))
+    if not exact:
+        raise ValueError(f"fill is {fill!r}, which {dtype} cannot hold")
+    return held
 
 
 def _check_shape(array: Any, wanted: tuple[int, ...], what: str) -> None:

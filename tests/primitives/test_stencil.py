@@ -13,6 +13,7 @@ from hpcpar.mesh import Mesh
 from hpcpar.primitives.halo import clear_cache
 from hpcpar.primitives.stencil import block_ranks, halo_exchange, halo_exchange_adjoint
 from hpcpar.signature import signature
+from hpcpar.tensors import tensor
 from hpcpar.testing import dot_test
 
 
@@ -121,3 +122,55 @@ def test_block_ranks_follow_the_mesh_order(comm):
                 coords.append(at)
             assert ranks[tuple(coords)] == mesh.comm(*(a for entry in dims for a in entry)).rank
         mesh.free()
+
+
+def _block(comm, dtype=float):
+    mesh = Mesh(comm=comm, height=-1)
+    (first, last), _ = signature(mesh, (5, 3), Layout("height")).box
+    return np.ones((last - first, 3), dtype), {"shape": (5, 3), "layout": ("height",), "mesh": mesh}
+
+
+@pytest.mark.parametrize("widths", [1.0, [(1.0, 0), 0], (1, 1, 1), -1, [1, (0, 1, 2)], "11", None])
+def test_widths_that_are_no_whole_numbers_are_named(comm, widths):
+    block, split = _block(comm)
+    with pytest.raises(ValueError, match="widths are a whole number"):
+        halo_exchange(block, widths, **split)
+    split["mesh"].free()
+
+
+@pytest.mark.parametrize("kind", ["list", "tensor", "objects"])
+def test_what_is_no_array_of_numbers_is_named(comm, kind):
+    block, split = _block(comm)
+    whole = tensor(np.ones((5, 3)), mesh=split["mesh"], layout=Layout("height"))
+    given = {"list": block.tolist(), "tensor": whole, "objects": block.astype(object)}[kind]
+    for exchange in (halo_exchange, halo_exchange_adjoint):
+        with pytest.raises(TypeError, match="x.shard" if kind == "tensor" else "an array of numbers"):
+            exchange(given, 1, **split)
+    split["mesh"].free()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "fill", "held"),
+    [("i4", float("nan"), False), ("i4", 0.5, False), ("u1", -1, False), ("u1", 300, False), ("i4", -3.0, True),
+     ("f4", 0.1, True), ("f8", float("nan"), True), ("bool", 1, True), ("bool", 2, False), ("f8", "none", False)],
+)  # fmt: skip
+def test_a_fill_that_the_dtype_cannot_hold_is_refused_on_all_ranks(comm, dtype, fill, held):
+    block, split = _block(comm, dtype)
+    if held:
+        margin = halo_exchange(block, (0, 1), fill=fill, **split)[:, 0]
+        np.testing.assert_array_equal(margin, np.full(len(block), fill, dtype))
+    else:  # also those in the middle, which have no margin to fill
+        with pytest.raises(ValueError, match="cannot hold"):
+            halo_exchange(block, 1, fill=fill, **split)
+    clear_cache()
+    split["mesh"].free()
+
+
+def test_the_name_of_an_axis_is_no_layout_and_any_truth_value_says_whether_dims_wrap(comm):
+    block, split = _block(comm)
+    with pytest.raises(TypeError, match="an entry for each dim"):
+        halo_exchange(block, 1, **{**split, "layout": "height"})
+    for wrap in (1, np.True_, [np.True_, 1], np.array([True, True])):
+        np.testing.assert_array_equal(halo_exchange(block, 1, **split, periodic=wrap), 1)
+    clear_cache()
+    split["mesh"].free()
