@@ -62,6 +62,9 @@ class CrossEntropy(Op):
         local = np.where(valid, target - lo, -1)
         lse, picked = kernels.cross_entropy_forward(logits, local)
         lse, picked = _merge_classes(across, lse, picked)
+        # 0 where nothing counts, as `picked` is: logits of -inf there must not turn 0 * inf into NaN
+        zero = logits.dtype.type(0)
+        lse = np.where(valid, lse, zero)
         of_target = valid.astype(logits.dtype)
         if weight is not None:
             of_target = of_target * np.take(weight, np.where(valid, target, 0))
@@ -71,9 +74,7 @@ class CrossEntropy(Op):
             own = np.ones(hi - lo, logits.dtype) if weight is None else weight[lo:hi]
             total_weight = float(classes if weight is None else weight.sum())
             weighted = across.all_reduce(np.einsum("nc...,c->n...", logits, own))
-            loss = loss + valid.astype(loss.dtype) * (smoothing / classes) * (total_weight * lse - weighted)
-        # -inf logits of ignored positions must not turn 0 * inf into NaN
-        loss = np.where(valid, loss, logits.dtype.type(0))
+            loss = loss + (smoothing / classes) * (total_weight * lse - np.where(valid, weighted, zero))
         if reduction == "none":
             return loss, (logits, local, lse, valid, of_target, extra, 1.0, total_weight)
         numbers = np.array([loss.sum(dtype=np.float64), of_target.sum(dtype=np.float64)])
@@ -92,8 +93,7 @@ class CrossEntropy(Op):
             smooth = np.where(valid, upstream * (smoothing / classes), 0).astype(logits.dtype)
             soft = hard + smooth * logits.dtype.type(total_weight)
         own = None if weight is None else weight[lo:hi]
-        safe = np.where(valid, lse, 0).astype(logits.dtype)
-        dx = kernels.cross_entropy_backward(logits, local, safe, soft, hard, smooth, own)
+        dx = kernels.cross_entropy_backward(logits, local, lse, soft, hard, smooth, own)
         return (dx, *[None] * (len(needs) - 1))
 
 

@@ -67,12 +67,14 @@ def test_a_label_that_is_no_class_is_one_error_on_all_ranks():
         F.cross_entropy(x, hp.tensor(target, mesh, L(None, "a")))
 
 
-def test_infinite_logits_of_ignored_voxels_do_not_spread():
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("layout", [L(None, None, "a"), L(None, "a")], ids=["voxels", "classes"])
+def test_infinite_logits_of_ignored_voxels_neither_spread_nor_warn(layout):
     mesh = shared_mesh(**MESH)
     values = np.zeros((1, 2, 5))
     values[0, :, 0] = -np.inf
     target = np.array([[-100, 0, 1, 0, 1]])
-    x = hp.tensor(values, mesh, L(None, None, "a"), requires_grad=True)
+    x = hp.tensor(values, mesh, layout, requires_grad=True)
     loss = F.cross_entropy(x, hp.tensor(target, mesh, L(None, "a")), label_smoothing=0.1)
     loss.backward()
     assert np.isclose(float(loss), np.log(2)) and np.isfinite(x.grad.numpy()).all()
