@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from hpcpar import kernels
+from hpcpar.creation import global_shape
 from hpcpar.layout.layout import Layout
 from hpcpar.mesh import Mesh, current_mesh
 from hpcpar.signature import signature
-from hpcpar.tensors import Tensor
+from hpcpar.tensors import Tensor, check_dtype
 
 _state = {"seed": 0, "stream": 0}
 
@@ -47,17 +48,38 @@ def set_state(state: dict[str, int]) -> None:
     _state.update(seed=int(state["seed"]), stream=int(state["stream"]))
 
 
-def rand(*shape: int, mesh: Mesh | None = None, layout: Layout | None = None, dtype: Any = np.float32) -> Tensor:
-    """Return uniform numbers in [0, 1): the same global array under every layout."""
-    return _draw(kernels.random_uniform, shape, mesh, layout, dtype)
+def rand(*shape: int, **options: Any) -> Tensor:
+    """Return uniform numbers in [0, 1): the same global array under every layout.
+
+    Parameters
+    ----------
+    shape : int
+        Global lengths, as numbers or as one tuple.
+    mesh : Mesh, optional
+        The current mesh by default.
+    layout : Layout, optional
+        Replicated by default.
+    dtype : dtype
+        float32 by default.
+    requires_grad : bool
+    """
+    return _draw(kernels.random_uniform, shape, **options)
 
 
-def randn(*shape: int, mesh: Mesh | None = None, layout: Layout | None = None, dtype: Any = np.float32) -> Tensor:
-    """Return standard normal numbers: the same global array under every layout."""
-    return _draw(kernels.random_normal, shape, mesh, layout, dtype)
+def randn(*shape: int, **options: Any) -> Tensor:
+    """Return standard normal numbers: the same global array under every layout. Parameters as in `rand`."""
+    return _draw(kernels.random_normal, shape, **options)
 
 
-def _draw(kernel: Any, shape: tuple, mesh: Mesh | None, layout: Layout | None, dtype: Any) -> Tensor:
-    shape = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
+def _draw(
+    kernel: Any,
+    shape: tuple,
+    mesh: Mesh | None = None,
+    layout: Layout | None = None,
+    dtype: Any = np.float32,
+    requires_grad: bool = False,
+) -> Tensor:
+    check_dtype(np.dtype(dtype), requires_grad)
+    shape = global_shape(shape)
     sig = signature(mesh or current_mesh(), shape, layout or Layout()).resolved
-    return Tensor(kernel(seed(), next_stream(), shape, sig.box, np.dtype(dtype)), sig)
+    return Tensor(kernel(seed(), next_stream(), shape, sig.box, np.dtype(dtype)), sig, requires_grad)

@@ -353,7 +353,7 @@ def tensor(
     array = array if hasattr(array, "__array_function__") else np.asarray(array)
     if dtype is not None:
         array = array.astype(dtype, copy=False)
-    _check_dtype(array.dtype, requires_grad)
+    check_dtype(array.dtype, requires_grad)
     mesh = mesh or current_mesh()
     sig = signature(mesh, tuple(array.shape), layout or Layout())
     whole = signature(mesh, sig.shape, Layout())
@@ -379,7 +379,7 @@ def from_shard(
     TypeError, RuntimeError
         As `tensor`.
     """
-    _check_dtype(shard.dtype, requires_grad)
+    check_dtype(shard.dtype, requires_grad)
     sig = signature(mesh or current_mesh(), tuple(shape), layout or Layout())
     if tuple(shard.shape) != sig.local_shape:
         raise ValueError(
@@ -388,7 +388,8 @@ def from_shard(
     return Tensor(shard, sig, requires_grad)
 
 
-def _check_dtype(dtype: Any, requires_grad: bool) -> None:
+def check_dtype(dtype: Any, requires_grad: bool) -> None:
+    """Refuse what a tensor cannot hold, and gradients of what is no floating point number."""
     if dtype.kind in "OUSMm":
         raise TypeError(f"a tensor holds numbers; got an array of dtype {dtype}")
     if requires_grad and dtype.kind in "biu":
