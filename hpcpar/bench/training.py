@@ -82,7 +82,8 @@ def _half(case: Case, label: str, options: Options) -> list[Measure]:
         arena.add("float32", ours(replace(case, half=False)))
         arena.add("hpcpar", ours(case))
         arena.add("autocast", theirs(case, arena.weights, "best"))
-        exact, mine, other = arena.gradients().values()
+        arena.add("native", ours(case, env={"HPCPAR_BFLOAT16": "native"}))
+        exact, mine, other, _ = arena.gradients().values()
         far, theirs_far = distance(mine, exact), distance(other, exact)
         # torch's autocast has given NaN on a busy machine: that must not pass for a limit, nor end the run
         allowed = FARTHER * theirs_far if theirs_far == theirs_far else HALF_ALONE
@@ -95,6 +96,7 @@ def _half(case: Case, label: str, options: Options) -> list[Measure]:
         _step_time("steps", f"{label}: hpcpar", seconds["hpcpar"]),
         _step_time("steps", f"{label}: torch autocast at its best", seconds["autocast"]),
         ratio("steps", f"{label}: hpcpar / hpcpar in float32", seconds["hpcpar"], seconds["float32"]),
+        ratio("steps", f"{label}: hpcpar / with instructions for bfloat16", seconds["hpcpar"], seconds["native"]),
         ratio("steps", name, seconds["hpcpar"], seconds["autocast"]),
     ]
 
@@ -145,9 +147,11 @@ def split_batch(options: Options) -> list[Measure]:
     return found
 
 
-def ours(case: Case, axis: str = "batch", ranks: int = 1, copies: int = 1) -> Worker:
+def ours(
+    case: Case, axis: str = "batch", ranks: int = 1, copies: int = 1, env: Mapping[str, str] | None = None
+) -> Worker:
     """Return the contestant of this package: one job, or several at once that know nothing of each other."""
-    return Worker(["-m", "mpi4py", "-m", "hpcpar.bench.ours", case.text(), axis], ranks, copies)
+    return Worker(["-m", "mpi4py", "-m", "hpcpar.bench.ours", case.text(), axis], ranks, copies, env)
 
 
 def theirs(case: Case, weights: Path, style: str, ranks: int = 1, folder: Path | None = None) -> Worker:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from . import memory, outline
 from .arrays import array_module, empty_channels_last, is_channels_last, last, memory_view, to_channels_last
-from .bfloat16 import bfloat16_missing, require_bfloat16, round_to_bfloat16
+from .bfloat16 import bfloat16_missing, require_bfloat16
+from .bfloat16 import round_to_bfloat16 as _round_to_bfloat16
 from .generic import attention as _attention
 from .generic import conv as _conv
 from .generic import elementwise as _elementwise
@@ -38,6 +39,8 @@ conv_backward_data = operation("conv", _conv.conv_backward_data)
 conv_backward_weight = operation("conv", _conv.conv_backward_weight)
 
 matmul = operation("matmul", _matmul.matmul)
+
+round_to_bfloat16 = operation("elementwise", _round_to_bfloat16)
 
 max_pool_forward = operation("pool", _pool.max_pool_forward)
 max_pool_backward = operation("pool", _pool.max_pool_backward)

@@ -43,6 +43,18 @@ def implementation(request):
         yield name
 
 
+@pytest.fixture(params=["native", "float32"])
+def instructions(request, monkeypatch):
+    """Products by instructions for bfloat16, or for float32 of numbers rounded before."""
+    missing = kernels.bfloat16_missing()
+    if missing:
+        pytest.skip(f"no bfloat16 compute: {missing}")
+    from hpcpar.kernels.cpu.onednn.library import load
+
+    monkeypatch.setitem(load().__dict__, "bfloat16_by_float32", request.param == "float32")
+    return request.param
+
+
 @pytest.fixture
 def rng():
     return np.random.default_rng(20)

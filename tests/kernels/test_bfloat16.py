@@ -17,6 +17,7 @@ MISSING = kernels.bfloat16_missing()
 RANKS = MPI.COMM_WORLD.Get_size()
 L = hp.Layout
 native = pytest.mark.skipif(bool(MISSING), reason=f"no bfloat16 compute: {MISSING}")
+either_way = pytest.mark.usefixtures("instructions")
 
 GEOMETRIES = {
     "padded": ((2, 5, 9, 8, 7), (6, 5, 3, 3, 3), (1, 1, 1), ((1, 1),) * 3, (1, 1, 1), 1),
@@ -57,17 +58,25 @@ def test_rounding_is_to_the_nearest_and_of_ties_to_even():
 
 @native
 @pytest.mark.serial
-def test_the_library_rounds_as_the_reference_does():
-    from hpcpar.kernels.cpu.onednn.primitive import to_bfloat16
+@pytest.mark.parametrize("order", ["channels last", "channels first", "with gaps"])
+def test_every_kernel_rounds_as_the_reference_does(order, monkeypatch):
+    from hpcpar.kernels.cpu.onednn.library import load
+    from hpcpar.kernels.cpu.onednn.operands import way
 
     (a,) = drawn(1, (2, 5, 7, 6))
-    a[0, 0, 0, :4] = [1 + 2**-8, 1 + 3 * 2**-8, np.inf, -(1 + 2**-8)]
-    a = kernels.to_channels_last(a)
-    bits = to_bfloat16(a).astype(np.uint32) << 16
-    np.testing.assert_array_equal(bits.view(np.float32), kernels.round_to_bfloat16(a))
+    a[0, 0, 0, :5] = [1 + 2**-8, 1 + 3 * 2**-8, np.inf, -(1 + 2**-8), -np.inf]
+    a = {"channels last": kernels.to_channels_last(a), "channels first": a, "with gaps": a[:, ::2, 1:]}[order]
+    with kernels.use(elementwise="numpy"):
+        want = kernels.round_to_bfloat16(a)
+    monkeypatch.setitem(load().__dict__, "bfloat16_by_float32", False)
+    bits = way("bfloat16").activation(a).astype(np.uint32) << 16
+    np.testing.assert_array_equal(bits.view(np.float32), want)
+    monkeypatch.setitem(load().__dict__, "bfloat16_by_float32", True)
+    np.testing.assert_array_equal(way("bfloat16").activation(a), want)
+    assert np.isnan(kernels.round_to_bfloat16(np.array([np.nan, -np.nan] * 400, np.float32))).all()
 
 
-@native
+@either_way
 @pytest.mark.serial
 @pytest.mark.parametrize("name", GEOMETRIES)
 @pytest.mark.parametrize("order", ["channels last", "channels first"])
@@ -85,7 +94,7 @@ def test_three_passes_equal_float64_passes_of_the_rounded_operands(name, order):
     close(dw, kernels.conv_backward_weight(x64, dy64, w.shape, *geometry))
 
 
-@native
+@either_way
 @pytest.mark.serial
 def test_a_result_is_added_to_and_bent_as_in_float32():
     x, w, first = drawn(4, (1, 16, 6, 6, 6), (16, 16, 3, 3, 3), (1, 16, 6, 6, 6))
@@ -96,9 +105,8 @@ def test_a_result_is_added_to_and_bent_as_in_float32():
     close(out, np.where(want > 0, want, 0.1 * want))
 
 
-@native
 @pytest.mark.serial
-def test_kernels_of_a_network_run_on_instructions_for_bfloat16():
+def test_kernels_of_a_network_run_on_the_instructions_that_were_asked_for(instructions):
     from hpcpar.kernels.cpu.onednn.primitive import thread
 
     x, w = drawn(5, (1, 16, 12, 12, 12), (32, 16, 3, 3, 3))
@@ -107,8 +115,9 @@ def test_kernels_of_a_network_run_on_instructions_for_bfloat16():
     y = kernels.conv_forward(x, w, None, *geometry, compute_dtype="bfloat16")
     kernels.conv_backward_data(y, w, x.shape, *geometry, compute_dtype="bfloat16")
     kernels.conv_backward_weight(x, y, w.shape, *geometry, compute_dtype="bfloat16")
-    names = [kept.primitive.implementation for key, kept in thread()._cache.items() if key[0] != "bfloat16"]
-    assert len(names) == 3 and all("bf16" in name or "amx" in name for name in names), names
+    names = [kept.primitive.implementation for kept in thread()._cache.values() if hasattr(kept, "primitive")]
+    assert len(names) == 3
+    assert all(("bf16" in name or "amx" in name) == (instructions == "native") for name in names), names
 
 
 ASK = """
@@ -170,7 +179,45 @@ def layer(mesh, name, layout, stride):
         return [a.numpy() for a in (y, x.grad, w.grad, b.grad)]
 
 
+WAYS = """
+import warnings
+import numpy as np
+from hpcpar import kernels
+x = np.ones((1, 3, 5, 5), np.float32)
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    kernels.conv_forward(x, x[:1, :, :3, :3], None, (1, 1), ((1, 1),) * 2, (1, 1), compute_dtype="bfloat16")
+print(len(said), any("by instructions for float32" in str(w.message) for w in said))
+print(kernels.describe()[0]["compute"])
+"""
+
+
 @native
+@pytest.mark.serial
+@pytest.mark.parametrize("asked", ["native", "float32", "sometimes"])
+def test_a_variable_chooses_the_instructions_and_both_the_warning_and_info_name_them(asked):
+    environment = {**os.environ, "HPCPAR_BFLOAT16": asked}
+    done = subprocess.run([sys.executable, "-c", WAYS], env=environment, capture_output=True, text=True, timeout=60)
+    if asked == "sometimes":
+        assert done.returncode and "HPCPAR_BFLOAT16='sometimes': expected one of native, float32" in done.stderr
+    else:
+        warned, info = done.stdout.splitlines()
+        assert warned == ("1 True" if asked == "float32" else "0 False")
+        assert ("by the faster instructions for float32" in info) == (asked == "float32")
+
+
+def test_the_rounded_copies_are_counted_in_their_size(instructions):
+    x, w = kernels.outline.empty((1, 8, 6, 6, 6), np.float32), kernels.outline.empty((8, 8, 3, 3, 3), np.float32)
+    geometry = ((1, 1, 1), ((1, 1),) * 3, (1, 1, 1))
+    peak = {}
+    for compute_dtype in ("float32", "bfloat16"):
+        with kernels.outline.keeping() as ledger:
+            kernels.conv_forward(x, w, None, *geometry, compute_dtype=compute_dtype)
+        peak[compute_dtype] = ledger.peak
+    assert peak["bfloat16"] - peak["float32"] == 8 * 6**3 * (2 if instructions == "native" else 4)
+
+
+@either_way
 @pytest.mark.parametrize("name", ["conv3d", "conv_transpose3d"])
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("dim", [0, 2, 3])

@@ -45,6 +45,7 @@ def test_products_equal_those_of_float64(implementation, rng, how, dtype, within
 
 @pytest.mark.serial
 @pytest.mark.parametrize("compute_dtype", [native(d) for d in NARROW])
+@pytest.mark.usefixtures("instructions")
 @pytest.mark.parametrize("how", ["plain", "turned", "gaps", "reversed"])
 @pytest.mark.filterwarnings("ignore::hpcpar.kernels.KernelWarning")
 def test_narrow_products_are_those_of_rounded_operands_summed_in_float32(implementation, rng, compute_dtype, how):

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ..bfloat16 import bfloat16_by_float32
 from ..generic.attention import check as check_attention
 from ..generic.attention import work_dtype
 from ..generic.conv import check
@@ -34,8 +35,11 @@ def channels_last(shape: Shape, dtype: Any) -> Outline:
 
 
 def rounded(compute_dtype: str, *activations: Array) -> list[Array]:
-    """The copies of activations in two bytes, which live as long as the kernel runs."""
-    return [empty(a.shape, np.uint16) for a in activations] if compute_dtype != "float32" else []
+    """The copies of activations in two bytes or four, which live as long as the kernel runs."""
+    if compute_dtype == "float32":
+        return []
+    wide = compute_dtype == "bfloat16" and bfloat16_by_float32()
+    return [empty(a.shape, np.float32 if wide else np.uint16) for a in activations]
 
 
 def conv_forward(

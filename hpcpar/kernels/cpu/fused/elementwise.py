@@ -116,6 +116,19 @@ def _mask(x, mask, scale, y):
         y[i] = x[i] * scale if mask[i] else zero
 
 
+@kernel
+def _round_to_bfloat16(x, y):
+    bits, kept = x.view(np.uint32), y.view(np.uint32)
+    for i in range(bits.size):
+        b = bits[i]
+        nearest = (b + np.uint32(0x7FFF) + ((b >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)
+        kept[i] = b if (b & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000) else nearest  # a NaN stays one
+
+
+def round_to_bfloat16(a: Array) -> Array:
+    return _map(_round_to_bfloat16, a, single=True)
+
+
 def leaky_relu(x: Array, slope: float = 0.0, out: Array | None = None) -> Array:
     return _map(_leaky, x, x.dtype.type(slope), out=out) if slope else NotImplemented  # NumPy's maximum is one pass
 

@@ -1,6 +1,6 @@
 """Convolution by oneDNN: float32 arrays, channels last, all three passes.
 
-Products are of float32, or of operands rounded to bfloat16 here; sums and results are float32 either way.
+Products are of float32, or of operands rounded to bfloat16 first; sums and results are float32 either way.
 
 Arrays are dense: the fast implementations read no views with gaps, so those are copied first (a cut along the
 slowest dim of one sample has none). Weights stay in their plain array and are brought into each pass's own format at
@@ -22,9 +22,9 @@ from ...arrays import Array, empty_channels_last, is_channels_last, to_channels_
 from ...generic.conv import check
 from ...registry import notice
 from .library import Library, OneDNNError, load
+from .operands import way
 from .primitive import (
     ARGUMENT,
-    BF16,
     F32,
     Attributes,
     Descriptor,
@@ -34,7 +34,6 @@ from .primitive import (
     address,
     reorder,
     thread,
-    to_bfloat16,
 )
 
 #: Names of implementations that are some 100 times slower, and the multiplications from which they are refused.
@@ -51,7 +50,6 @@ def conv_forward(x: Array, w: Array, bias: Array | None, stride: Sequence[int], 
                  accumulate: bool = False, compute_dtype: str = "float32") -> Array:
     """See the reference, `hpcpar.kernels.generic.conv.conv_forward`."""
     shape = (x.shape[0], w.shape[0], *check(x, w, stride, padding, dilation, groups))
-    half = compute_dtype == "bfloat16"
     if not _served(x, w, compute_dtype) or (out is not None and out.shape != shape):
         return NotImplemented
     cut, before, after = fit(x.shape[2:], w.shape[2:], shape[2:], tuple(stride), tuple(lo for lo, _ in padding),
@@ -62,11 +60,13 @@ def conv_forward(x: Array, w: Array, bias: Array | None, stride: Sequence[int], 
     dense = out is not None and out.dtype == np.float32 and is_channels_last(out)
     if accumulate and not dense:
         return NotImplemented
+    number, rounded, weight = way(compute_dtype)
+    w = weight(w)
     pass_ = _prepare("forward", source.shape, w, shape, stride, before, after, dilation, groups, bias is not None,
-                     slope, accumulate, half=half)
+                     slope, accumulate, number=number)
     if pass_ is None:
         return NotImplemented
-    source = to_bfloat16(source) if half else source
+    source = rounded(source)
     y = out if dense else empty_channels_last(shape, np.float32)
     if bias is None:
         pass_.primitive(address(source), pass_.weights(w), address(y))
@@ -83,7 +83,6 @@ def conv_backward_data(dy: Array, w: Array, x_shape: Sequence[int], stride: Sequ
                        dilation: Sequence[int], groups: int = 1, compute_dtype: str = "float32") -> Array:
     """See the reference, `hpcpar.kernels.generic.conv.conv_backward_data`."""
     x_shape = tuple(x_shape)
-    half = compute_dtype == "bfloat16"
     if not _served(dy, w, compute_dtype) or 0 in dy.shape or 0 in x_shape or 0 in w.shape:
         return NotImplemented
     cut, before, after = fit(x_shape[2:], w.shape[2:], dy.shape[2:], tuple(stride), tuple(lo for lo, _ in padding),
@@ -92,10 +91,12 @@ def conv_backward_data(dy: Array, w: Array, x_shape: Sequence[int], stride: Sequ
     if 0 in inner:
         return NotImplemented
     source = to_channels_last(dy)
-    pass_ = _prepare("backward_data", source.shape, w, inner, stride, before, after, dilation, groups, half=half)
+    number, rounded, weight = way(compute_dtype)
+    w = weight(w)
+    pass_ = _prepare("backward_data", source.shape, w, inner, stride, before, after, dilation, groups, number=number)
     if pass_ is None:
         return NotImplemented
-    source = to_bfloat16(source) if half else source
+    source = rounded(source)
     part = empty_channels_last(inner, np.float32)
     pass_.primitive(address(source), pass_.weights(w), address(part))
     if cut is None:
@@ -109,7 +110,6 @@ def conv_backward_weight(x: Array, dy: Array, w_shape: Sequence[int], stride: Se
                          dilation: Sequence[int], groups: int = 1, compute_dtype: str = "float32") -> Array:
     """See the reference, `hpcpar.kernels.generic.conv.conv_backward_weight`."""
     w_shape = tuple(w_shape)
-    half = compute_dtype == "bfloat16"
     if not _served(x, dy, compute_dtype) or 0 in dy.shape or 0 in x.shape or 0 in w_shape:
         return NotImplemented
     cut, before, after = fit(x.shape[2:], w_shape[2:], dy.shape[2:], tuple(stride), tuple(lo for lo, _ in padding),
@@ -122,12 +122,12 @@ def conv_backward_weight(x: Array, dy: Array, w_shape: Sequence[int], stride: Se
         source, before, after = _padded(source, doubtful, before, after)
     nd = x.ndim - 2
     dw = np.empty((*w_shape[2:], w_shape[1], w_shape[0]), np.float32).transpose(nd + 1, nd, *range(nd))
+    number, rounded, _ = way(compute_dtype)
     pass_ = _prepare("backward_weights", source.shape, dw, grad.shape, stride, before, after, dilation, groups,
-                     half=half)
+                     number=number)
     if pass_ is None:
         return NotImplemented
-    if half:
-        source, grad = to_bfloat16(source), to_bfloat16(grad)
+    source, grad = rounded(source), rounded(grad)
     if pass_.convert is None:
         pass_.primitive(address(source), address(grad), address(dw))
     else:
@@ -207,37 +207,36 @@ class _Pass:
 def _prepare(kind: str, source: tuple[int, ...], w: Array, other: tuple[int, ...], stride: Sequence[int],
              before: tuple[int, ...], after: tuple[int, ...], dilation: Sequence[int], groups: int,
              bias: bool = False, slope: float | None = None, accumulate: bool = False,
-             half: bool = False) -> _Pass | None:
+             number: int = F32) -> _Pass | None:
     """The pass for arrays of these shapes, from the thread's cache; None where oneDNN has no fast implementation.
 
     ``source`` is x, or dY for the gradient of x; ``other`` is dY for the gradient of the weight, or the result.
     """
     key = (kind, source, w.shape, w.strides, other, tuple(stride), before, after, tuple(dilation), groups, bias, slope,
-           accumulate, half)
+           accumulate, number)
     return thread().cached(key, lambda: _build(*key))
 
 
 def _build(kind, source, w_shape, w_strides, other, stride, before, after, dilation, groups, bias, slope,
-           accumulate, half) -> _Pass | None:
+           accumulate, number) -> _Pass | None:
     library = load()
-    operand = BF16 if half else F32
     gradient = kind == "backward_weights"
-    first = Descriptor(library, source, _dense(source), operand)
-    second = Descriptor(library, other, _dense(other), operand if gradient else F32)
+    first = Descriptor(library, source, _dense(source), number)
+    second = Descriptor(library, other, _dense(other), number if gradient else F32)
     x, y = (second, first) if kind == "backward_data" else (first, second)
     sizes, strides = w_shape, tuple(s // 4 for s in w_strides)
     if groups > 1:
         sizes = (groups, w_shape[0] // groups, *w_shape[1:])
         strides = (strides[0] * sizes[1], *strides)
-    plain, wanted = Descriptor(library, sizes, strides), Descriptor(library, sizes, None, F32 if gradient else operand)
+    plain, wanted = Descriptor(library, sizes, strides), Descriptor(library, sizes, None, F32 if gradient else number)
     shift = Descriptor(library, (w_shape[0],), (1,)) if bias else None
     geometry = (Dims(*stride), Dims(*(d - 1 for d in dilation)), Dims(*before), Dims(*after))
     try:
         ahead = (x, wanted, shift, y)
-        if half and kind != "forward":  # the forward pass that belongs to this one, whose result is float32
+        if number != F32 and kind != "forward":  # the forward pass that belongs to this one, whose result is float32
             (x_shape, y_shape) = (other, source) if kind == "backward_data" else (source, other)
-            ahead = (Descriptor(library, x_shape, _dense(x_shape), BF16), Descriptor(library, sizes, None, BF16), None,
-                     Descriptor(library, y_shape, _dense(y_shape)))
+            ahead = (Descriptor(library, x_shape, _dense(x_shape), number), Descriptor(library, sizes, None, number),
+                     None, Descriptor(library, y_shape, _dense(y_shape)))
         forward = PrimitiveDescriptor(
             library, "dnnl_convolution_forward_primitive_desc_create", library.engine, _FORWARD_TRAINING, _DIRECT,
             *ahead, *geometry, Attributes(library, slope, accumulate))

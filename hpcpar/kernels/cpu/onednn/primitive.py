@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from ...arrays import empty_channels_last
 from .library import Library, OneDNNError, load
 
 CAPACITY = 512  # primitives kept by a thread; a network of 100 layers needs some 600 handles of a few KiB
@@ -183,16 +182,3 @@ def reorder(library: Library, source: Any, target: Any) -> Primitive:
     descriptor = PrimitiveDescriptor(library, "dnnl_reorder_primitive_desc_create", source, library.engine, target,
                                      library.engine, Attributes(library))
     return Primitive(library, descriptor, [(ARGUMENT["src"], source), (ARGUMENT["dst"], target)])
-
-
-def to_bfloat16(a: np.ndarray) -> np.ndarray:
-    """Copy of a dense channels-last float32 array, rounded to bfloat16, whose bits are held as uint16."""
-    rounded = empty_channels_last(a.shape, np.uint16)
-    thread().cached(("bfloat16", a.size), lambda: _rounding(a.size))(address(a), address(rounded))
-    return rounded
-
-
-def _rounding(size: int) -> Primitive:
-    library = load()
-    source, target = (Descriptor(library, (size,), (1,), dtype) for dtype in (F32, BF16))
-    return reorder(library, source.handle, target.handle)
