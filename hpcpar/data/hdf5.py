@@ -29,8 +29,8 @@ class HDF5Dataset:
     source : path or sequence of paths
         A folder (its ``.h5``, ``.hdf5`` and ``.hdf`` files in name order), one file, or files in the given order.
     input, target : str, optional
-        Dataset names. By default the pair the first file holds: ``full`` (C, D, H, W) and ``unitPar`` (P,),
-        ``volume`` (C, D, H, W) and ``segmentation`` (D, H, W), or ``x`` (N, ...) and ``y`` (N, ...).
+        Dataset names, ``group/name`` inside groups. By default the pair the first file holds: ``full`` (C, D, H, W) and
+        ``unitPar`` (P,), ``volume`` (C, D, H, W) and ``segmentation`` (D, H, W), or ``x`` (N, ...) and ``y`` (N, ...).
     stacked : bool, optional
         True when dim 0 of both datasets counts samples. By default true for the names ``x`` and ``y`` only.
     channels : int, optional
@@ -53,7 +53,8 @@ class HDF5Dataset:
     FileNotFoundError
         A file or folder is missing.
     DataError
-        A file is truncated or no HDF5, a dataset is missing, or a shape, dtype or channel count differs.
+        A file is truncated or no HDF5, a dataset is missing or holds no real numbers, or a shape, dtype or channel
+        count differs.
 
     Notes
     -----
@@ -82,10 +83,11 @@ class HDF5Dataset:
         self.stacked = self.input == "x" if stacked is None else stacked
         self._signature = {key: self._describe(self.paths[0], key) for key in (self.input, self.target)}
         self._starts = self._count_rows() if self.stacked else np.arange(len(self.paths) + 1)
-        if channels is not None and self.shape(self.input)[:1] != (channels,):
+        shape = self.shape(self.input)
+        if channels is not None and shape[:1] != (channels,):
             raise DataError(
-                f"{self.paths[0]}: dataset '{self.input}' has {self.shape(self.input)[0]} channels"
-                f" (sample shape {self.shape(self.input)}), the network takes {channels}"
+                f"{self.paths[0]}: dataset '{self.input}' has {shape[0] if shape else 'no'} channels (sample shape"
+                f" {shape}, of which the first dim counts channels), the network takes {channels}"
             )
 
     def __len__(self) -> int:
@@ -176,8 +178,13 @@ class HDF5Dataset:
     def _dataset(self, path: Path, key: str):
         file = self._handles.file(path)
         dataset = file.get(key)
-        if dataset is None or not hasattr(dataset, "read_direct"):
+        if dataset is None:
             raise DataError(f"{path}: dataset '{key}' is missing; the file holds {sorted(file)}")
+        if not hasattr(dataset, "read_direct"):
+            within = ", ".join(f"'{key}/{name}'" for name in sorted(dataset)) or "nothing"
+            raise DataError(f"{path}: '{key}' is a group that holds {within}; name a dataset")
+        if dataset.dtype.kind not in "biuf":
+            raise DataError(f"{path}: dataset '{key}' has dtype {dataset.dtype}; samples are real numbers")
         return dataset
 
     def _describe(self, path: Path, key: str) -> tuple[tuple[int, ...], np.dtype]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hpcpar.data.augment import Key, Transform
+from hpcpar.data.files import DataError
 from hpcpar.data.hdf5 import Box, HDF5Dataset
 from hpcpar.data.orientation import Orientation
 from hpcpar.data.reader import BatchReader
@@ -121,7 +122,10 @@ class Loader(BatchReader):
         for row, index in enumerate(indices[box[0][0] : box[0][1]]):
             sample = Key(int(index), epoch)
             turn = self._orientation(sample, shape[1:])
-            block[row] = turn.apply(self.dataset.read(sample.sample, key, turn.source_box(shape[1:], box[1:])))
+            values = self.dataset.read(sample.sample, key, turn.source_box(shape[1:], box[1:]))
+            if values.dtype.kind == "f" and block.dtype.kind in "iu":
+                _require_whole(values, key, sample.sample)
+            block[row] = turn.apply(values)
             if is_input:
                 for transform in self.transforms:
                     transform.intensity(block[row], sample, shape[1:], box[1:])
@@ -136,6 +140,14 @@ class Loader(BatchReader):
         for transform in self.transforms:
             turn = turn.then(transform.orientation(sample, extent))
         return turn
+
+
+def _require_whole(values: np.ndarray, key: str, sample: int) -> None:
+    """Refuse labels that a cast to integers would change."""
+    wrong = values[~(np.floor(values) == values)]  # NaN too; infinities have no integer either
+    wrong = wrong if wrong.size else values[np.isinf(values)]
+    if wrong.size:
+        raise DataError(f"sample {sample}: '{key}' holds {wrong[0]}; labels are whole numbers")
 
 
 def channels_last(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

@@ -140,6 +140,32 @@ def test_wrong_datasets_are_named_with_what_was_expected_and_found(universes):
         HDF5Dataset(folder)
 
 
+@pytest.mark.parametrize("kind", ["S3", "c8", "O"])
+def test_samples_that_are_no_real_numbers_are_refused_before_they_are_read(universes, kind):
+    folder, full, parameters = universes
+    value = {"S3": np.array([b"abc"]), "c8": full[0].astype("c8"), "O": "text"}[kind]
+    write(folder / "universe-0.h5", full=value, unitPar=parameters[0])
+    with pytest.raises(DataError, match="universe-0.h5: dataset 'full' has dtype .*real numbers"):
+        HDF5Dataset(folder)
+
+
+def test_datasets_may_lie_in_groups_and_a_group_is_told_from_a_dataset(universes):
+    folder, full, parameters = universes
+    write(folder / "universe-0.h5", **{"raw/full": full[0], "raw/parameters": parameters[0]})
+    data = HDF5Dataset(folder / "universe-0.h5", "raw/full", "raw/parameters")
+    np.testing.assert_array_equal(data.read(0, "raw/full"), full[0])
+    with pytest.raises(DataError, match="'raw' is a group that holds 'raw/full', 'raw/parameters'"):
+        HDF5Dataset(folder, "raw", "raw/parameters")
+
+
+@pytest.mark.parametrize("shape", [(), (5, 4, 3)])
+def test_a_volume_without_channels_is_told_what_its_first_dim_counts(universes, shape):
+    folder, _, parameters = universes
+    write(folder / "universe-0.h5", full=np.ones(shape), unitPar=parameters[0])
+    with pytest.raises(DataError, match="of which the first dim counts channels.*takes 1"):
+        HDF5Dataset(folder, channels=1)
+
+
 def test_a_box_outside_of_the_sample_is_refused(universes):
     data = HDF5Dataset(universes[0])
     for box in [((0, 2), (0, 8), (0, 5), (0, 6)), ((0, 2), (3, 2), (0, 5), (0, 6)), ((0, 2), (0, 7))]:

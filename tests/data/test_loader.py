@@ -90,6 +90,19 @@ def test_integer_labels_keep_their_dtype_unless_told(volumes):
     assert next(iter(Loader(volumes, sampler, target_dtype=np.int64))).target.dtype == np.int64
 
 
+@pytest.mark.parametrize("wrong", [0.5, np.nan, np.inf, -np.inf])
+def test_labels_stored_as_floats_are_whole_numbers(tmp_path, wrong):
+    labels = np.arange(64.0).reshape(4, 4, 4)
+    for name, label in (("0", 5.0), ("1", wrong)):
+        labels[1, 2, 3] = label
+        with h5py.File(tmp_path / f"{name}.h5", "w") as file:
+            file["volume"], file["segmentation"] = np.ones((1, 4, 4, 4), np.float32), labels
+    batches = iter(Loader(HDF5Dataset(tmp_path), Sampler(2, 1, shuffle=False), target_dtype=np.int64))
+    assert next(batches).target[0, 1, 2, 3] == 5
+    with pytest.raises(DataError, match=f"sample 1: 'segmentation' holds {wrong}; labels are whole numbers"):
+        next(batches)
+
+
 def test_the_position_follows_the_consumer_and_resumes_exactly(volumes):
     sampler = Sampler(SAMPLES, 2, seed=8)
     unbroken = Loader(volumes, sampler, transforms=TRANSFORMS)

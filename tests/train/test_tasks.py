@@ -8,6 +8,7 @@ import h5py
 import numpy as np
 import pytest
 
+from hpcpar.data import DataError
 from hpcpar.mesh import Mesh
 from hpcpar.train.config import make_job
 from hpcpar.train.trainer import Trainer
@@ -32,12 +33,14 @@ def volumes(shared_path: Path, comm) -> Path:
     return folder
 
 
-def trainer_on(mesh: Mesh, folder: Path, batch: int, accumulate: int, loss: dict) -> Trainer:
+def trainer_on(
+    mesh: Mesh, folder: Path, batch: int, accumulate: int, loss: dict, names: dict[str, str] | None = None
+) -> Trainer:
     return Trainer(
         make_job({
             "run": {"steps": 4, "dtype": "float64", "dir": str(folder.parent / "run")},
             "model": {"name": "unet3d", "classes": 3, "base": 2, "levels": 1, "batch_norm": False},
-            "data": {"train": str(folder), "validation": str(folder), "batch": batch},
+            "data": {"train": str(folder), "validation": str(folder), "batch": batch, **(names or {})},
             "optim": {"name": "sgd", "lr": 0.1, "accumulate": accumulate},
             "loss": loss,
             "mesh": {"batch": 1, "depth": -1},
@@ -74,4 +77,25 @@ def test_a_batch_counts_by_what_its_mean_divides_by(volumes):
     counts = [trainer.task.count(x, y) for x, y in trainer.validation]
     assert counts == expected and counts[3] == 0
     trainer.close()
+    mesh.free()
+
+
+def test_files_may_hold_their_datasets_under_any_names(volumes, shared_path, comm):
+    renamed = shared_path / "renamed"
+    if comm.rank == 0:
+        renamed.mkdir()
+        for path in sorted(volumes.iterdir()):
+            with h5py.File(path, locking=False) as old, h5py.File(renamed / path.name, "w") as new:
+                new["scan/image"], new["mask"] = old["volume"][()], old["segmentation"][()]
+    comm.barrier()
+    mesh, loss = Mesh(batch=1, depth=-1), {"name": "cross_entropy", "ignore_index": IGNORED}
+    losses = []
+    for folder, names in ((volumes, {}), (renamed, {"input": "scan/image", "target": "mask"})):
+        trainer = trainer_on(mesh, folder, 2, 1, loss, names)
+        assert trainer.task.sample() == (1, *EXTENT)
+        losses.append(trainer.train_step([next(trainer.train_batches.stream())]))
+        trainer.close()
+    assert losses[0] == losses[1]
+    with pytest.raises(DataError, match="dataset 'volume' is missing"):
+        trainer_on(mesh, renamed, 2, 1, loss, {"format": "volume"})
     mesh.free()

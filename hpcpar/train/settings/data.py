@@ -31,6 +31,8 @@ class Data:
     test: str | tuple[str, ...] = ()
     # names in the files: universe full/unitPar, volume volume/segmentation, stacked x/y (all samples in one file)
     format: Literal["auto", "universe", "volume", "stacked"] = "auto"
+    input: str = ""  # name of the dataset of volumes (C, D, H, W), where it is none of these
+    target: str = ""  # name of the dataset of labels (D, H, W), or of numbers (P,)
     batch: int = number(1, least=1)  # samples of one step over all ranks
     prefetch: int = number(2, least=0)  # batches read ahead
     log1p: bool = False  # the network sees log(1 + input): for counts, whose tail is long

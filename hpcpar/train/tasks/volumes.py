@@ -55,12 +55,24 @@ class Volumes(Task):
     def make_model(self) -> nn.Module:
         return self.in_precision(self.network())
 
+    def open(self, source: str | Sequence[str]) -> HDF5Dataset:
+        """Return the samples of a folder or of files, under the names that the configuration gives or implies."""
+        data = self.job.data
+        input, target = NAMES[data.format]
+        return HDF5Dataset(
+            source,
+            data.input or input,
+            data.target or target,
+            stacked=data.format == "stacked" or None,
+            channels=self.job.model.channels,
+        )
+
     def make_batches(self, which: str, mesh: Mesh, spread: Spread) -> Batches | None:
         job = self.job
         source = getattr(job.data, which)
         if not source:
             return None
-        dataset = HDF5Dataset(source, *NAMES[job.data.format], channels=job.model.channels)
+        dataset = self.open(source)
         shape = dataset.shape(dataset.input)
         if len(shape) != 4:
             raise DataError(f"{dataset!r}: samples have shape {shape}; a volume is (C, D, H, W)")
@@ -99,7 +111,7 @@ class Volumes(Task):
         data = self.job.data
         for source in (data.train, data.validation, data.test):
             if source:
-                with HDF5Dataset(source, *NAMES[data.format], channels=self.job.model.channels) as dataset:
+                with self.open(source) as dataset:
                     return tuple(dataset.shape(dataset.input))
         raise ConfigError("the configuration names no data and the model takes any size: give one with --shape D,H,W")
 
