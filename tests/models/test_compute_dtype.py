@@ -20,7 +20,10 @@ from hpcpar.testing import collective_assert, shared_mesh
 
 RANKS = MPI.COMM_WORLD.Get_size()
 DTYPE = "bfloat16"
-pytestmark = pytest.mark.skipif(bool(compute_missing(DTYPE)), reason=compute_missing(DTYPE))
+pytestmark = [
+    pytest.mark.skipif(bool(compute_missing(DTYPE)), reason=compute_missing(DTYPE)),
+    pytest.mark.filterwarnings("ignore::hpcpar.kernels.KernelWarning"),  # how a processor multiplies such numbers
+]
 
 TEXT = {"vocab_size": 32, "width": 16, "layers": 2, "heads": 4, "max_positions": 12, "init_std": 0.3}
 VIDEO = SpaceTimeConfig(3, 2, frames=5, places=7, width=16, layers=1, heads=4, init_std=0.3)
