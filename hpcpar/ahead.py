@@ -48,6 +48,9 @@ class Ahead:
         self._flight: Flight | None = None
         _all.append(weakref.ref(self))
 
+    def __deepcopy__(self, memo: dict) -> Ahead:
+        return Ahead()  # of a copied model, whose weights follow each other in an order of their own
+
     def fetch(self, tensor: Tensor, array: Any, source: Signature, target: Signature) -> Any:
         """Return `array`, the shard of `tensor` under `source`, moved to `target`; and start the next move."""
         use = Use(tensor, target)

@@ -156,6 +156,20 @@ class Grid:
         """Return this rank's place in its node."""
         raise NotImplementedError
 
+    # ---- copies
+
+    def __copy__(self) -> Any:
+        return self  # ranks cannot be copied: a copy of what lies on a mesh lies on the same one
+
+    def __deepcopy__(self, memo: dict) -> Any:
+        return self
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"{self!r} and what lies on it cannot be pickled: another process has other ranks; save arrays "
+            "(x.numpy(), model.state_dict(numpy=True)), or a checkpoint (hpcpar.checkpoint)"
+        )
+
     # ---- nodes and printing
 
     @property

@@ -97,6 +97,12 @@ class Signature:
         """Number of elements of the shard."""
         return prod(self.local_shape)
 
+    def __copy__(self) -> Signature:
+        return self  # compared by identity
+
+    def __deepcopy__(self, memo: dict) -> Signature:
+        return self
+
     def __repr__(self) -> str:
         return f"{self.shape} {self.layout!r}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Collection
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -267,6 +268,36 @@ class Tensor:
     def on_gradient(self, hook: Callable[[Tensor], None]) -> None:
         """Call ``hook(self)`` in backward, when the gradient of this leaf is complete."""
         self.hooks = [*(self.hooks or ()), hook]
+
+    # ---- copies
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        """Return a tensor of its own memory on the same mesh, as `copy.deepcopy` of a module does with its parameters.
+
+        The gradient is copied too; hooks (those of a `GradientSync`, say) stay with the original.
+
+        Raises
+        ------
+        RuntimeError
+            When an operation made the tensor, as in torch.
+        """
+        if not self.is_leaf:
+            raise RuntimeError("only leaves can be copied deeply; an operation made this tensor: detach() it first")
+        if id(self) in memo:
+            return memo[id(self)]
+        data, grad = self._data, self.grad  # what is still on its way has now come
+        copied = memo[id(self)] = object.__new__(type(self))
+        for name, value in self.__dict__.items():
+            if name == "ahead":
+                copied.ahead = deepcopy(value, memo)
+            elif name not in ("_data", "grad", "node", "hooks", "recipe", "_moved"):
+                setattr(copied, name, value)
+        copied._data = data.copy(order="K")
+        if self.requires_grad:
+            copied.node = autograd.make_leaf(copied)
+        if grad is not None:
+            copied.grad = deepcopy(grad, memo)
+        return copied
 
 
 class PendingTensor(Tensor):
