@@ -17,7 +17,7 @@ from hpcpar.mesh import Mesh
 from hpcpar.models.attention import FromHeads, ToHeads
 from hpcpar.models.placement import Spread
 from hpcpar.models.unet3d import DoubleConv
-from hpcpar.models.volume_tokens import MLP, PatchEmbedding, small_weights, triple, volume
+from hpcpar.models.volume_tokens import Block, PatchEmbedding, small_weights, triple, volume
 from hpcpar.nn import init
 from hpcpar.parallel import Column, Placement, Row
 from hpcpar.parallel.plan import Entry
@@ -67,21 +67,6 @@ class WindowedAttention(nn.Module):
         """Return window and shift for a grid: where a dim fits into the window, the window is the dim and stays."""
         window = tuple(min(w, n) for w, n in zip(self.window, size, strict=True))
         return window, tuple(w // 2 if self.shifted and w < n else 0 for w, n in zip(window, size, strict=True))
-
-
-class SwinBlock(nn.Module):
-    """Attention inside windows and MLP, each behind a layer norm and added to what came in."""
-
-    def __init__(self, width: int, heads: int, window: Sizes, shifted: bool, hidden: int, dropout: float) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attention = WindowedAttention(width, heads, window, shifted)
-        self.mlp = MLP(width, hidden, dropout)
-        self.drop = nn.Dropout(dropout)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.resolve(x + self.drop(self.attention(self.norm1(x))))
-        return F.resolve(x + self.drop(self.mlp(self.norm2(x))))
 
 
 class PatchMerging(nn.Module):
@@ -163,7 +148,8 @@ class Swin3d(nn.Module):
         for i, (w, blocks, h) in enumerate(zip(widths, depths, heads, strict=True)):
             if i:
                 self.add_module(f"merging{i}", PatchMerging(widths[i - 1]))
-            made = [SwinBlock(w, h, size, j % 2 == 1, round(mlp_ratio * w), dropout) for j in range(blocks)]
+            shifts = [j % 2 == 1 for j in range(blocks)]
+            made = [Block(w, WindowedAttention(w, h, size, s), round(mlp_ratio * w), dropout) for s in shifts]
             self.add_module(f"stage{i}", nn.Sequential(*made))
             self.add_module(f"norm{i}", nn.LayerNorm(w))
         for i, w in reversed(list(enumerate(widths[:-1]))):

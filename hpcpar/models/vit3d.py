@@ -14,7 +14,7 @@ from hpcpar.mesh import Mesh
 from hpcpar.models.attention import FromHeads, ToHeads
 from hpcpar.models.placement import Spread
 from hpcpar.models.volume_tokens import (
-    MLP,
+    Block,
     PatchEmbedding,
     ToVoxels,
     sin_cos_positions,
@@ -56,21 +56,6 @@ class GlobalAttention(nn.Module):
         q, k, v = (F.permute(layer(x), 0, 3, 1, 2, 4, 5) for layer in (self.q, self.k, self.v))
         mixed = F.grid_attention(q, k, v, context=self.context, compute_dtype=self.compute_dtype)
         return self.o(F.permute(mixed, 0, 2, 3, 1, 4, 5))
-
-
-class Block(nn.Module):
-    """Attention and MLP, each behind a layer norm and added to what came in."""
-
-    def __init__(self, width: int, heads: int, hidden: int, dropout: float) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attention = GlobalAttention(width, heads)
-        self.mlp = MLP(width, hidden, dropout)
-        self.drop = nn.Dropout(dropout)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.resolve(x + self.drop(self.attention(self.norm1(x))))
-        return F.resolve(x + self.drop(self.mlp(self.norm2(x))))
 
 
 class ViT3d(nn.Module):
@@ -134,7 +119,8 @@ class ViT3d(nn.Module):
         learned = None if tokens is None else init.parameter((*tokens, width), small_weights)
         self.register_parameter("positions", learned)
         self.drop = nn.Dropout(dropout)
-        self.blocks = nn.ModuleList([Block(width, heads, round(mlp_ratio * width), dropout) for _ in range(depth)])
+        hidden = round(mlp_ratio * width)
+        self.blocks = nn.ModuleList(Block(width, GlobalAttention(width, heads), hidden, dropout) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
         self.refine = None
         if outputs is not None:

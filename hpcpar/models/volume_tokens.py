@@ -103,6 +103,32 @@ class MLP(nn.Module):
         return self.down(self.drop(F.gelu(self.up(x))))
 
 
+class Block(nn.Module):
+    """Attention and MLP, each behind a layer norm and added to what came in.
+
+    Parameters
+    ----------
+    width : int
+        Channels of a token.
+    attention : Module
+        From tokens (N, D, H, W, width) to what is added to them.
+    hidden : int
+        Channels inside the MLP.
+    dropout : float
+    """
+
+    def __init__(self, width: int, attention: nn.Module, hidden: int, dropout: float) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = attention
+        self.mlp = MLP(width, hidden, dropout)
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.resolve(x + self.drop(self.attention(self.norm1(x))))
+        return F.resolve(x + self.drop(self.mlp(self.norm2(x))))
+
+
 def sin_cos_positions(tokens: Tensor) -> Tensor:
     """Return sines and cosines of the positions in a grid (N, D, H, W, C): (D, H, W, C), split like the grid.
 

@@ -7,7 +7,8 @@ from mpi4py import MPI
 import hpcpar as hp
 from hpcpar import nn
 from hpcpar.models import Spread, Swin3d, place
-from hpcpar.models.swin3d import PatchMerging, SwinBlock
+from hpcpar.models.swin3d import PatchMerging, WindowedAttention
+from hpcpar.models.volume_tokens import Block, triple
 from hpcpar.testing import shared_mesh
 from hpcpar.transport.counter import counting
 
@@ -45,7 +46,7 @@ def mask_of_windows(block, size, window, shifts):
 def test_a_block_equals_attention_that_hides_what_no_window_has(size, window, shifted, fitted, shifts, compare_block):
     mesh = shared_mesh(depth=RANKS)
     with mesh, nn.default_dtype(np.float64):
-        block = SwinBlock(6, 3, (window,) * 3 if isinstance(window, int) else window, shifted, 8, 0.0)
+        block = Block(6, WindowedAttention(6, 3, triple(window, "window"), shifted), 8, 0.0)
         for p in block.parameters():
             nn.init.normal_(p, std=0.5)
     assert block.attention.fitted(size) == (fitted, shifts)
@@ -71,7 +72,7 @@ def test_merging_normalises_and_maps_each_eight_neighbours():
 def test_only_shifted_windows_send_tokens_where_borders_agree():
     mesh = shared_mesh(depth=RANKS)
     with mesh, nn.default_dtype(np.float64):
-        blocks = [SwinBlock(4, 2, (2, 2, 2), shifted, 8, 0.0) for shifted in (False, True)]
+        blocks = [Block(4, WindowedAttention(4, 2, (2, 2, 2), shifted), 8, 0.0) for shifted in (False, True)]
     x = hp.tensor(np.ones((1, 4 * RANKS, 4, 2, 4)), mesh, L(None, "depth"))
     plane = 4 * 2 * 4 * 8
     for block, planes in zip(blocks, (0, 2), strict=True):

@@ -7,8 +7,8 @@ from mpi4py import MPI
 import hpcpar as hp
 from hpcpar import nn
 from hpcpar.models import Spread, ViT3d, place
-from hpcpar.models.vit3d import Block
-from hpcpar.models.volume_tokens import PatchEmbedding, ToVoxels, sin_cos_positions
+from hpcpar.models.vit3d import GlobalAttention
+from hpcpar.models.volume_tokens import Block, PatchEmbedding, ToVoxels, sin_cos_positions
 from hpcpar.testing import shared_mesh
 from hpcpar.transport.counter import counting
 
@@ -20,7 +20,7 @@ RANKS = MPI.COMM_WORLD.Get_size()
 def test_a_block_equals_torch_on_a_split_grid(context, compare_block):
     mesh = shared_mesh(depth=RANKS)
     with mesh, nn.default_dtype(np.float64):
-        block = Block(width=12, heads=3, hidden=10, dropout=0.0)
+        block = Block(12, GlobalAttention(12, heads=3), hidden=10, dropout=0.0)
         for p in block.parameters():
             nn.init.normal_(p, std=0.4)
     block.attention.context = context
