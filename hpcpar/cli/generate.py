@@ -60,10 +60,10 @@ def _load(source: Path, mesh: Mesh) -> tuple[Decoder, Tokens, list[int]]:
     """The model on all ranks, what its tokens mean, and those before each text."""
     from hpcpar.data.text_tokens import FileTokens
     from hpcpar.models.pretrained.loading import CONFIG, load_pretrained, read_table
-    from hpcpar.models.pretrained.together import from_first
+    from hpcpar.together import on_root
     from hpcpar.train import trained
 
-    files = from_first(mesh.world, lambda: [name for name in (CONFIG, trained.CONFIG) if (source / name).exists()])
+    files = on_root(mesh.world, lambda: [name for name in (CONFIG, trained.CONFIG) if (source / name).exists()])
     if not files:
         raise FileNotFoundError(
             f"{source} is no run directory (with {trained.CONFIG}) and no folder of the Hugging Face libraries "
@@ -72,9 +72,9 @@ def _load(source: Path, mesh: Mesh) -> tuple[Decoder, Tokens, list[int]]:
     if trained.CONFIG in files:
         model, tokens = trained.load_trained(source, mesh, say=lambda text: sys.stderr.write(text + "\n"))
         return model, tokens, [tokens.end]  # in the data each document begins with it
-    about = from_first(mesh.world, lambda: read_table(source))
+    about = on_root(mesh.world, lambda: read_table(source))
     end = about.get("eos_token_id")
-    text, end = from_first(mesh.world, lambda: _tokenizer(source)), end[0] if isinstance(end, list) else end
+    text, end = on_root(mesh.world, lambda: _tokenizer(source)), end[0] if isinstance(end, list) else end
     tokens = FileTokens(text, end, source / "tokenizer.json")
     # texts of Llama and Mistral begin with a token, those of GPT-2 and Qwen 2 do not
     begin = about.get("bos_token_id") if about.get("model_type") in ("llama", "mistral") else None

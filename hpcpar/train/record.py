@@ -7,31 +7,16 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from hpcpar.data.files import replaced
 from hpcpar.optim.clip import counts_here
 from hpcpar.tensors import Tensor
+from hpcpar.together import on_all, on_root
 from hpcpar.train.tensorboard import EventWriter
 from hpcpar.transport import Comm
-
-Result = TypeVar("Result")
-
-
-def on_root(comm: Comm, call: Callable[[], Result]) -> Result:
-    """Let rank 0 do something that only one may do, and raise its error on every rank. Collective."""
-    outcome: tuple[Any, BaseException | None] = (None, None)
-    if comm.rank == 0:
-        try:
-            outcome = (call(), None)
-        except OSError as error:
-            outcome = (None, error)
-    value, error = comm.broadcast_object(outcome)
-    if error is not None:
-        raise error
-    return value
 
 
 class RunDirectory:
@@ -49,9 +34,7 @@ class RunDirectory:
         Write records to event files in the folder ``tensorboard`` too.
     """
 
-    def __init__(
-        self, path: str, comm: Comm, records_until: int | None = None, tensorboard: bool = False
-    ) -> None:
+    def __init__(self, path: str, comm: Comm, records_until: int | None = None, tensorboard: bool = False) -> None:
         self.path, self.comm, self._events = Path(path), comm, None
         on_root(comm, lambda: self._prepare(records_until))
         if tensorboard and comm.rank == 0:
@@ -101,17 +84,13 @@ class RunDirectory:
         """
         target, aside = self.path / name, self.path / f".{name}.part"
         on_root(self.comm, lambda: _create(aside, tensors, attributes or {}))
-        failed = None
+
+        def write(turn: int) -> None:
+            if turn == self.comm.rank:
+                _write_blocks(aside, tensors)
+
         for turn in range(self.comm.size):
-            if turn == self.comm.rank and failed is None:
-                try:
-                    _write_blocks(aside, tensors)
-                except OSError as error:
-                    failed = error
-            self.comm.barrier()
-        errors = [e for e in self.comm.gather_objects(failed) if e is not None]
-        if errors:
-            raise errors[0]
+            on_all(self.comm, partial(write, turn))
         on_root(self.comm, lambda: os.replace(aside, target))
         return target
 

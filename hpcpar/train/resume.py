@@ -18,9 +18,9 @@ from hpcpar.checkpoint.manifest import CheckpointError
 from hpcpar.checkpoint.reading import Checkpoint
 from hpcpar.checkpoint.training import restore_model, restore_optimizer
 from hpcpar.data.sampler import Position
+from hpcpar.together import on_root
 from hpcpar.train import toml
 from hpcpar.train.config import dump_job
-from hpcpar.train.record import on_root
 from hpcpar.transport.system import mpi_facts
 from hpcpar.version import __version__
 

@@ -8,12 +8,12 @@ from time import perf_counter_ns as now
 from typing import Any
 
 from hpcpar.mesh import Mesh
+from hpcpar.together import on_root
 from hpcpar.trace import timeline
 from hpcpar.trace.instruments import instruments
 from hpcpar.trace.recorder import Recorder, span
 from hpcpar.train.config import Run
 from hpcpar.train.ranks import rank_facts
-from hpcpar.train.record import on_root
 from hpcpar.train.signals import Interrupted
 from hpcpar.transport.clock import Offset, measure_offset
 

@@ -22,13 +22,14 @@ from hpcpar.optim import GradScaler, clip_grad_norm_
 from hpcpar.parallel import GradientSync
 from hpcpar.plan.memory import require_memory
 from hpcpar.tensors import Tensor
+from hpcpar.together import on_root
 from hpcpar.trace import span
 from hpcpar.train import build
 from hpcpar.train.config import ConfigError, Job, dump_job
 from hpcpar.train.evaluate import evaluate
 from hpcpar.train.nonfinite import NotFinite, first_nonfinite
 from hpcpar.train.ranks import write_ranks
-from hpcpar.train.record import Progress, RunDirectory, on_root
+from hpcpar.train.record import Progress, RunDirectory
 from hpcpar.train.resume import resume, training_state
 from hpcpar.train.signals import Interrupted, StopSignals
 from hpcpar.train.tasks import make_task

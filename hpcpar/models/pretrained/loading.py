@@ -13,9 +13,9 @@ from hpcpar.models.decoder import Decoder
 from hpcpar.models.placement import Spread, place
 from hpcpar.models.pretrained.families import check_tensors, family_of
 from hpcpar.models.pretrained.files import Reader, Stored, list_tensors
-from hpcpar.models.pretrained.together import from_first, on_all
 from hpcpar.models.pretrained.views import View
 from hpcpar.nn import init
+from hpcpar.together import on_all, on_root
 from hpcpar.transport.device import like
 
 CONFIG = "config.json"
@@ -55,7 +55,7 @@ def load_pretrained(
         On all ranks: a file is missing or cannot be read.
     """
     folder, mesh = Path(folder), mesh or current_mesh()
-    table, tensors = from_first(mesh.world, lambda: (read_table(folder), list_tensors(folder)))
+    table, tensors = on_root(mesh.world, lambda: (read_table(folder), list_tensors(folder)))
     family = family_of(table)
     config = family.read_config(table, dropout)
     views = family.views(config, family.find_prefix(tensors))

@@ -15,9 +15,9 @@ from hpcpar.models.decoder import Decoder
 from hpcpar.models.pretrained.families import family_for
 from hpcpar.models.pretrained.files import DTYPES, FILE, INDEX, Writer, groups, lay_out
 from hpcpar.models.pretrained.loading import CONFIG
-from hpcpar.models.pretrained.together import from_first, on_all
 from hpcpar.models.pretrained.views import View
 from hpcpar.signature import Signature
+from hpcpar.together import on_all, on_root
 from hpcpar.transport.device import to_host
 
 NAMES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
@@ -64,7 +64,7 @@ def save_pretrained(
     for name, part in zip(names, parts, strict=True):
         _write_file(model, folder / name, views, {n: shapes[n] for n in part}, NAMES[kind])
     about = {**family.write_config(model.config), "dtype": kind, "torch_dtype": kind}
-    from_first(world, lambda: _finish(folder, names, parts, about, sum(map(prod, shapes.values())) * itemsize))
+    on_root(world, lambda: _finish(folder, names, parts, about, sum(map(prod, shapes.values())) * itemsize))
     return [folder / name for name in names]
 
 
@@ -75,7 +75,7 @@ def _write_file(
     world = model.embedding.weight.mesh.world
     aside = path.with_name(f".{path.name}.partial")
     places, header, size = lay_out(shapes, dtype, path.name)
-    from_first(world, lambda: _make(aside, header, size))
+    on_root(world, lambda: _make(aside, header, size))
 
     def write() -> None:
         with Writer(aside, places) as writer:
@@ -89,7 +89,7 @@ def _write_file(
         if world.rank == 0:
             aside.unlink(missing_ok=True)
         raise
-    from_first(world, lambda: os.replace(aside, path))
+    on_root(world, lambda: os.replace(aside, path))
 
 
 def _make(path: Path, header: bytes, size: int) -> None:

@@ -1,4 +1,8 @@
-"""Files and ranks: what the first rank finds, all know; what fails on one, fails on all."""
+"""Everybody or nobody: what rank 0 does for all, all know; what fails on one rank, fails on all.
+
+The errors are those of files and of what stands in them, `OSError` and `ValueError`. Any other is a mistake of the
+program, which ends the job with the traceback of its rank.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,14 @@ Result = TypeVar("Result")
 _ERRORS = (OSError, ValueError)
 
 
-def from_first(comm: Comm, call: Callable[[], Result]) -> Result:
-    """Return what rank 0 got from `call`, or raise its error, on every rank. Collective."""
+def on_root(comm: Comm, call: Callable[[], Result]) -> Result:
+    """Return what ``call()`` gave on rank 0, the only one that calls it, on every rank. Collective.
+
+    Raises
+    ------
+    OSError, ValueError
+        The call's, on every rank.
+    """
     outcome: tuple[Any, Exception | None] = (None, None)
     if comm.rank == 0:
         try:
@@ -26,7 +36,13 @@ def from_first(comm: Comm, call: Callable[[], Result]) -> Result:
 
 
 def on_all(comm: Comm, call: Callable[[], Result]) -> Result:
-    """Return ``call()``, or raise the first error of any rank on every rank. Collective."""
+    """Return ``call()``, which every rank makes. Collective.
+
+    Raises
+    ------
+    OSError, ValueError
+        The first one of any rank, on every rank.
+    """
     value, error = None, None
     try:
         value = call()
