@@ -7,6 +7,7 @@ buckets, in the order in which backward completes them: the tape's, the same on 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import prod
@@ -91,6 +92,18 @@ def _in_order(parameter: Parameter) -> Any:
     return walked.reshape(walked.size) if walked.flags.c_contiguous else None
 
 
+class _Hook:
+    """Tells a `GradientSync` of each gradient, for as long as somebody holds it."""
+
+    def __init__(self, sync: GradientSync) -> None:
+        self.sync = weakref.ref(sync)
+
+    def __call__(self, parameter: Parameter) -> None:
+        sync = self.sync()
+        if sync is not None:
+            sync._ready(parameter)
+
+
 class GradientSync:
     """Reduces the gradients of parameters during backward, so that afterwards each has its parameter's layout.
 
@@ -105,6 +118,11 @@ class GradientSync:
         bits are the same.
     unused : {"zero", "skip"}
         Parameters that no loss reached get zeros, or keep no gradient (optimizers then pass them over).
+
+    Raises
+    ------
+    RuntimeError
+        Another one that is still in use sums gradients of the same parameters.
 
     Examples
     --------
@@ -133,9 +151,18 @@ class GradientSync:
         self._named = parameters_of(parameters)
         self._names = {parameter: name for name, parameter in self._named}
         self._accumulating = False
+        self._given_up = False
         self._reset()
+        for name, parameter in self._named:
+            if any(isinstance(hook, _Hook) and hook.sync() is not None for hook in parameter.hooks or ()):
+                raise RuntimeError(
+                    f"GradientSync: another one sums the gradients of {name}; use that one, or close() it first"
+                )
+        self._hook = _Hook(self)
         for _, parameter in self._named:
-            parameter.on_gradient(self._ready)
+            dead = [hook for hook in parameter.hooks or () if isinstance(hook, _Hook)]
+            parameter.hooks = [hook for hook in parameter.hooks or () if hook not in dead]
+            parameter.on_gradient(self._hook)
 
     def _reset(self) -> None:
         self._open: dict[Key, Bucket] = {}
@@ -156,7 +183,13 @@ class GradientSync:
         weight : float, optional
             Over how many samples, voxels or tokens of all ranks the loss is a mean. The gradients then are those of the
             mean over everything since the last `finish`: micro-batches of unequal sizes count as they should.
+
+        Notes
+        -----
+        After an error in backward that the program survives, call ``zero_grad()``: the next call begins a new step.
         """
+        if self._given_up:
+            self._abandon()
         if weight is not None:
             if not weight > 0:
                 raise ValueError(f"GradientSync: a mean is over something, got the weight {weight}")
@@ -169,7 +202,9 @@ class GradientSync:
                 loss = loss * (weight / self._first_weight)
         elif self._total_weight:
             raise ValueError("GradientSync: a backward without a weight after one with a weight")
+        self._given_up = True
         loss.backward()
+        self._given_up = False
         if not self._accumulating:
             self.finish()
 
@@ -249,16 +284,21 @@ class GradientSync:
 
     def discard(self) -> None:
         """Give up a backward that is not to be finished, and drop all gradients. Collective."""
-        for bucket in self._sent:
-            bucket.reduction.wait()
+        self._abandon()
         for _, parameter in self._named:
             parameter.grad = None
+
+    def _abandon(self) -> None:
+        """Forget a backward, after what it has sent."""
+        for bucket in self._sent:
+            bucket.reduction.wait()
+        self._given_up = False
         self._reset()
 
     def close(self) -> None:
         """Take the hooks from the parameters."""
         for _, parameter in self._named:
-            parameter.hooks = [hook for hook in parameter.hooks or () if hook != self._ready] or None
+            parameter.hooks = [hook for hook in parameter.hooks or () if hook is not self._hook] or None
 
 
 def _assert_layout(name: str, grad: Signature, parameter: Signature) -> None:

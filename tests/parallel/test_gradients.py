@@ -241,3 +241,56 @@ def test_a_discarded_backward_leaves_nothing_behind(mesh):
     assert all(parameter.grad is None for parameter in net.parameters())
     sync.backward(mean_loss(net, x, y))
     assert all(np.array_equal(value, expected[name]) for name, value in gradients(net).items())
+
+
+def test_one_sync_at_a_time_sums_the_gradients_of_a_parameter(mesh):
+    net, x, y = network(), array(7, 6), array(7, 3, seed=2)
+
+    def step():  # as a function that is called for each of several phases has it
+        net.zero_grad()
+        sync = GradientSync(net)
+        sync.backward(mean_loss(net, x, y))
+        return gradients(net)
+
+    expected = step()
+    for name, found in step().items():
+        np.testing.assert_array_equal(found, expected[name])
+    first = GradientSync(net)
+    with pytest.raises(RuntimeError, match=r"another one sums the gradients of .*close\(\) it first"):
+        GradientSync(net[4])
+    first.close()
+    second = GradientSync(net)
+    for _ in range(2):
+        net.zero_grad()
+        second.backward(mean_loss(net, x, y))
+        for name, found in gradients(net).items():
+            np.testing.assert_array_equal(found, expected[name])
+    assert all(len(parameter.hooks) == 1 for parameter in net.parameters())
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 4 << 20])
+@pytest.mark.parametrize("accumulating", [False, True])
+def test_after_an_error_inside_backward_a_new_step_begins(mesh, bucket_bytes, accumulating):
+    net, x, y = network(), array(7, 6), array(7, 3, seed=2)
+    sync = GradientSync(net, bucket_bytes=bucket_bytes)
+    sync.backward(mean_loss(net, x, y), weight=7)
+    expected = gradients(net)
+
+    def fail(parameter):
+        raise ArithmeticError("on all ranks")
+
+    for _ in range(2):
+        net.zero_grad()
+        hooks = net[0].weight.hooks
+        net[0].weight.on_gradient(fail)
+        with pytest.raises(ArithmeticError):
+            if accumulating:
+                with sync.accumulate():
+                    sync.backward(mean_loss(net, x, y), weight=3)
+            else:
+                sync.backward(mean_loss(net, x, y), weight=3)
+        net[0].weight.hooks = hooks
+        net.zero_grad()
+        sync.backward(mean_loss(net, x, y), weight=7)
+        for name, found in gradients(net).items():
+            np.testing.assert_array_equal(found, expected[name])
