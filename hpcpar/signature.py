@@ -114,10 +114,18 @@ def signature(mesh: Mesh, shape: tuple[int, ...], layout: Layout) -> Signature:
     ------
     LayoutError
         When the layout names an unknown axis or more dims than the array has.
+    TypeError
+        When it is none.
     """
     key = (shape, layout)
-    found = mesh._signatures.get(key)
+    try:
+        found = mesh._signatures.get(key)
+    except TypeError:  # a list in place of a layout
+        found = None
     if found is None:
+        if not isinstance(layout, Layout):
+            entries = layout if isinstance(layout, tuple | list) else (layout,)
+            raise TypeError(f"a layout is a Layout, like Layout({', '.join(map(repr, entries))}), got {layout!r}")
         if not all(isinstance(n, (int, np.integer)) and n >= 0 for n in shape):
             raise LayoutError(f"a shape is a tuple of lengths, got {shape!r}")
         normal = layout.on(shape, mesh.shape)

@@ -132,12 +132,23 @@ class Tensor:
         """Return the value of a tensor with one element; it must be replicated, so that no rank waits for another."""
         if self.sig.size != 1:
             raise ValueError(f"item() of a tensor of shape {self.shape}; only one element can be a number")
-        if self.sig.partial or self.sig.split_axes:
-            raise RuntimeError(
-                f"the value lies on several ranks as {self.layout!r}: "
-                f"call .resolve() (collective) before item() or float()"
-            )
+        self._require_whole(".resolve() (collective) before item() or float()")
         return self._data.item()
+
+    def _require_whole(self, call: str) -> None:
+        if self.sig.partial or self.sig.split_axes:
+            raise RuntimeError(f"the value lies on several ranks as {self.layout!r}: call {call}")
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """Return what NumPy makes of a replicated tensor; others say what to call, as that would send messages."""
+        from hpcpar.transport.device import to_host
+
+        self._require_whole(".numpy() (collective) for an array")
+        array = np.asarray(to_host(self._data), dtype)
+        return array.copy() if copy else array
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if spec and not self.sig.shape else super().__format__(spec)
 
     def __float__(self) -> float:
         return float(self.item())

@@ -71,8 +71,8 @@ def load_state_dict(module: Module, state: Mapping[str, Any], strict: bool = Tru
     Parameters
     ----------
     state : mapping
-        Tensors, NumPy arrays, torch tensors, or anything with a shape that can be sliced (an HDF5 dataset is read by
-        hyperslab, only the block that this rank owns).
+        Tensors, NumPy arrays, torch tensors, numbers, or anything with a shape that can be sliced (an HDF5 dataset is
+        read by hyperslab, only the block that this rank owns).
     strict : bool
         Names must agree exactly.
 
@@ -82,6 +82,7 @@ def load_state_dict(module: Module, state: Mapping[str, Any], strict: bool = Tru
         When names or shapes do not fit; nothing has been changed then.
     """
     wanted = entries(module)
+    state = {name: value if hasattr(value, "shape") else np.asarray(value) for name, value in state.items()}
     missing = [name for name in wanted if name not in state]
     unexpected = [name for name in state if name not in wanted]
     faults = []

@@ -256,3 +256,12 @@ def test_weights_lie_kernel_first_in_memory(mesh):
     assert weight.shard.transpose(weight.order).flags.c_contiguous
     relayout_(weight, Layout("model"))
     assert weight.shard.transpose(weight.order).flags.c_contiguous
+
+
+def test_state_may_hold_plain_numbers():
+    norm = nn.BatchNorm1d(2)
+    state = {**norm.state_dict(numpy=True), "num_batches_tracked": 7, "running_mean": [1.0, 2.0]}
+    norm.load_state_dict(state)
+    assert norm.num_batches_tracked.item() == 7 and norm.running_mean.shard.tolist() == [1.0, 2.0]
+    with pytest.raises(ValueError, match=r"weight has shape \(2,\), the value \(\)"):
+        norm.load_state_dict({**state, "weight": 1})
