@@ -1,7 +1,9 @@
-"""Two small tasks, and their training step for real, to compare dry runs with."""
+"""Two small tasks, and the training step of any task for real: what it sends and holds, to compare dry runs with."""
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,9 +16,10 @@ from hpcpar.models import CosmoFlow, UNet3d, place
 from hpcpar.nn import Module, default_dtype
 from hpcpar.optim import Optimizer
 from hpcpar.parallel import GradientSync
-from hpcpar.plan.dry import Task
+from hpcpar.plan.dry import Messages, Task
 from hpcpar.signature import signature
 from hpcpar.tensors import Tensor
+from hpcpar.transport import counter
 
 
 def cosmoflow(width: int = 32, batch: int = 3, batch_norm: bool = False) -> Task:
@@ -63,14 +66,38 @@ class RealStep:
         x_layout, y_layout = task.layouts(mesh)
         x = signature(mesh, task.input, x_layout)
         y = signature(mesh, task.target, y_layout)
-        memory = np.ones((x.local_shape[0], *x.local_shape[2:], x.local_shape[1]), task.dtype)
-        target = np.zeros(y.local_shape, np.int64 if task.labels else task.dtype)
+        input_dtype, target_dtype = task.dtypes
+        memory = np.ones((x.local_shape[0], *x.local_shape[2:], x.local_shape[1]), input_dtype)
+        target = np.zeros(y.local_shape, target_dtype)
         loss = task.loss(self.model(Tensor(np.moveaxis(memory, -1, 1), x)), Tensor(target, y))
         self.sync.backward(loss)
         if task.clip:
             optim.clip_grad_norm_(self.model, task.clip)
         self.optimizer.step()
         self.optimizer.zero_grad()
+
+
+def messages_of_step(task: Task, mesh: Mesh) -> Messages:
+    """What this rank sends in a real step."""
+    step = RealStep(task, mesh)
+    with counter.counting() as sent:
+        step()
+    return sent
+
+
+def peak_of_step(task: Task, mesh: Mesh) -> int:
+    """The most bytes of arrays at any time during a real step that finds the optimizer's state."""
+    RealStep(task, mesh)()  # kernels and message buffers that live as long as the program
+    gc.collect()
+    tracemalloc.start()
+    try:
+        step = RealStep(task, mesh)
+        step()
+        tracemalloc.reset_peak()
+        step()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.fixture(scope="session")
@@ -80,6 +107,6 @@ def tasks() -> SimpleNamespace:
 
 
 @pytest.fixture(scope="session")
-def real_step() -> type[RealStep]:
-    """``real_step(task, mesh)()`` takes a step."""
-    return RealStep
+def real() -> SimpleNamespace:
+    """Of a real step: ``real.messages(task, mesh)`` and ``real.peak(task, mesh)`` on this rank."""
+    return SimpleNamespace(messages=messages_of_step, peak=peak_of_step)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import tracemalloc
-
 import numpy as np
 import pytest
 
@@ -13,13 +10,9 @@ from hpcpar import nn, optim
 from hpcpar.layout.layout import Layout
 from hpcpar.mesh import Mesh
 from hpcpar.models.decoder import Decoder, llama
-from hpcpar.models.placement import place
-from hpcpar.parallel import GradientSync
 from hpcpar.plan.dry import Bill, Task, dry_run
 from hpcpar.plan.summary import summarize_bill
-from hpcpar.signature import signature
 from hpcpar.tensors import Tensor
-from hpcpar.transport import counter
 
 BATCH, TOKENS, LAYERS = 2, 192, 4
 RESULTS = ("swiglu", "rms_norm")
@@ -56,48 +49,15 @@ def bill_of(how: str, shape: dict[str, int], rank: int = 0) -> Bill:
     return dry_run(task_of(how), shape, rank)
 
 
-class Step:
-    """The step of a dry run, for real."""
-
-    def __init__(self, task: Task, mesh: Mesh) -> None:
-        self.task, self.mesh = task, mesh
-        with mesh:
-            self.model = task.model()
-        place(self.model, mesh, task.spread)
-        self.optimizer, self.sync = task.optimizer(self.model), GradientSync(self.model)
-
-    def __call__(self) -> None:
-        sig = signature(self.mesh, self.task.input, Layout("batch"))
-        tokens, target = (Tensor(np.zeros(sig.local_shape, np.int64), sig) for _ in range(2))
-        self.sync.backward(self.task.loss(self.model(tokens), target))
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-
-
-def measured(how: str, mesh: Mesh) -> int:
-    """The most bytes of arrays at any time during a step that finds the optimizer's state."""
-    Step(task_of(how), mesh)()
-    gc.collect()
-    tracemalloc.start()
-    try:
-        step = Step(task_of(how), mesh)
-        step()
-        tracemalloc.reset_peak()
-        step()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-
-
 @pytest.mark.ranks(exactly=(1, 2))
-def test_the_formula_is_what_a_step_takes_and_recomputation_lowers_it(comm) -> None:
+def test_the_formula_is_what_a_step_takes_and_recomputation_lowers_it(real, comm) -> None:
     shape = {"batch": 1, "model": comm.size}
     mesh = Mesh(**shape)
     peaks = {}
     for how in ("nothing", "results", "blocks"):
         formula = bill_of(how, shape, mesh.rank).memory
         peaks[how] = formula["peak"]
-        assert 1 / 1.15 < measured(how, mesh) / formula["peak"] < 1.15, how
+        assert 1 / 1.15 < real.peak(task_of(how), mesh) / formula["peak"] < 1.15, how
     assert peaks["blocks"] < 0.6 * peaks["nothing"] and peaks["results"] < 0.9 * peaks["nothing"]
     mesh.free()
 
@@ -137,11 +97,8 @@ def test_the_summary_tells_the_work_of_second_runs() -> None:
 
 
 @pytest.mark.ranks(min=2)
-def test_a_dry_run_counts_the_messages_of_second_runs_exactly(comm) -> None:
+def test_a_dry_run_counts_the_messages_of_second_runs_exactly(real, comm) -> None:
     shape = {"batch": 1, "model": comm.size} if comm.size < 4 else {"batch": 2, "model": 2}
     mesh = Mesh(**shape)
-    step = Step(task_of("blocks"), mesh)
-    with counter.counting() as real:
-        step()
-    assert bill_of("blocks", shape, mesh.rank).messages == real
+    assert bill_of("blocks", shape, mesh.rank).messages == real.messages(task_of("blocks"), mesh)
     mesh.free()
