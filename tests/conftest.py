@@ -13,10 +13,10 @@ MESHES = ("data", "model", "data x model")
 
 @pytest.fixture(params=MESHES)
 def training_mesh(request, comm):
-    """All ranks as a batch axis, as a model axis, as both."""
+    """All ranks as a batch axis, as a model axis, as both (depth is there to be split by hand)."""
     size = comm.Get_size()
     batch = {"data": size, "model": 1, "data x model": size // 2 if size % 2 == 0 else 1}[request.param]
-    with hp.Mesh(comm, batch=batch, model=size // batch) as mesh:
+    with hp.Mesh(comm, batch=batch, model=size // batch, depth=1) as mesh:
         yield mesh
     mesh.free()
 

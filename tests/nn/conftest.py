@@ -1,24 +1,16 @@
 """Meshes for modules, and the comparison of a module with its twin in torch."""
 
-import sys
-
 import numpy as np
 import pytest
 
 import hpcpar as hp
 from hpcpar.testing import assert_close_everywhere
 
-MESHES = ("data", "model", "data x model")
 
-
-@pytest.fixture(params=MESHES)
-def mesh(request, comm):
-    """All ranks as a batch axis, as a model axis, as both (depth is there to be split by hand)."""
-    size = comm.Get_size()
-    batch = {"data": size, "model": 1, "data x model": size // 2 if size % 2 == 0 else 1}[request.param]
-    with hp.Mesh(comm, batch=batch, model=size // batch, depth=1) as mesh:
-        yield mesh
-    mesh.free()
+@pytest.fixture
+def mesh(training_mesh):
+    """All ranks as a batch axis, as a model axis, as both."""
+    return training_mesh
 
 
 @pytest.fixture
@@ -68,9 +60,5 @@ def check_twin_fixture():
 
 
 @pytest.fixture(autouse=True)
-def alike():
+def in_float64(alike):
     """Twins start alike on all ranks; modules are made in float64."""
-    if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(0)
-    with hp.nn.default_dtype("float64"):
-        yield
