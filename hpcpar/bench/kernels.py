@@ -130,12 +130,12 @@ def _passes_over_memory(
         lambda: kernels.channel_normalize(x, mean, inverse, scale, scale, 0.0),
     )  # fmt: skip
     yield (
-        f"batch norm and ReLU, {shape}: gradient sums", 3 * full,
-        lambda: kernels.channel_grad_sums(x, x, mean, inverse, x, 0.0),
+        f"batch norm and ReLU, {shape}: gradient sums", 2 * full,
+        lambda: kernels.channel_grad_sums(x, x, mean, inverse, scale, scale, 0.0),
     )  # fmt: skip
     yield (
-        f"batch norm and ReLU, {shape}: gradient", 4 * full,
-        lambda: kernels.channel_grad_input(x, x, mean, inverse, scale, mean, mean, x, 0.0),
+        f"batch norm and ReLU, {shape}: gradient", 3 * full,
+        lambda: kernels.channel_grad_input(x, x, mean, inverse, scale, mean, mean, scale, 0.0),
     )  # fmt: skip
     yield f"leaky ReLU, {shape}: forward", 2 * full, lambda: kernels.leaky_relu(x, 0.01)
     yield f"leaky ReLU, {shape}: backward", 3 * full, lambda: kernels.leaky_relu_backward(x, x, 0.01)

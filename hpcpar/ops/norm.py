@@ -104,17 +104,16 @@ class BatchNorm(Op):
                 on_statistics(plan.channels, *whole, sum(plan.all_counts))
         inv_std = 1 / np.sqrt(var + eps)
         y = kernels.channel_normalize(x, mean, inv_std, weight, bias, slope)
-        kept = y if slope is not None else None
-        return y, (x, mean, inv_std, weight, bias is not None, constants is not None, kept, slope)
+        return y, (x, mean, inv_std, weight, bias, constants is not None, slope)
 
     def backward(self, rule: Rule, saved: Any, g: Any, needs: tuple[bool, ...]) -> tuple:
-        x, mean, inv_std, weight, has_bias, constant, y, slope = saved
+        x, mean, inv_std, weight, bias, constant, slope = saved
         plan: _BatchPlan = rule.plan
-        s1, s2 = kernels.channel_grad_sums(g, x, mean, inv_std, y, slope)
+        s1, s2 = kernels.channel_grad_sums(g, x, mean, inv_std, weight, bias, slope)
         grads: list[Any] = [None]
         if weight is not None:
             grads.append(s2.astype(weight.dtype))
-        if has_bias:
+        if bias is not None:
             grads.append(s1.astype(x.dtype))
         if needs[0]:
             if constant:
@@ -123,7 +122,7 @@ class BatchNorm(Op):
                 both = plan.comm.all_reduce(np.concatenate([s1.reshape(1, -1), s2.reshape(1, -1)]))
                 scale = (1.0 if weight is None else weight.astype(np.float64)) / max(plan.count, 1)
                 m1, m2 = both[0] * scale, both[1] * scale
-            grads[0] = kernels.channel_grad_input(g, x, mean, inv_std, weight, m1, m2, y, slope)
+            grads[0] = kernels.channel_grad_input(g, x, mean, inv_std, weight, m1, m2, bias, slope)
         return tuple(grads)
 
 
@@ -212,23 +211,23 @@ class GroupNorm(Op):
         inv_std = plan.expand(1 / np.sqrt(m2 / max(plan.count, 1) + eps))
         mean = plan.expand(mean)
         y = kernels.channel_normalize(x, mean, inv_std, weight, bias, slope)
-        return y, (x, mean, inv_std, weight, bias is not None, y if slope is not None else None, slope)
+        return y, (x, mean, inv_std, weight, bias, slope)
 
     def backward(self, rule: Rule, saved: Any, g: Any, needs: tuple[bool, ...]) -> tuple:
-        x, mean, inv_std, weight, has_bias, y, slope = saved
+        x, mean, inv_std, weight, bias, slope = saved
         plan: _GroupPlan = rule.plan
-        s1, s2 = kernels.channel_grad_sums(g, x, mean, inv_std, y, slope)  # (N, C) each
+        s1, s2 = kernels.channel_grad_sums(g, x, mean, inv_std, weight, bias, slope)  # (N, C) each
         grads: list[Any] = [None]
         if weight is not None:
             grads.append(s2.sum(axis=0).astype(weight.dtype))
-        if has_bias:
+        if bias is not None:
             grads.append(s1.sum(axis=0).astype(x.dtype))
         if needs[0]:
             scale = 1.0 if weight is None else weight.astype(np.float64)
             both = np.concatenate([s1 * scale, s2 * scale])
             means = plan.expand(plan.sum_groups(both) / max(plan.count, 1))
             n = s1.shape[0]
-            grads[0] = kernels.channel_grad_input(g, x, mean, inv_std, weight, means[:n], means[n:], y, slope)
+            grads[0] = kernels.channel_grad_input(g, x, mean, inv_std, weight, means[:n], means[n:], bias, slope)
         return tuple(grads)
 
 

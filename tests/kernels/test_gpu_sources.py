@@ -72,10 +72,9 @@ def test_norms(draw, dtype, rng, per_sample, monkeypatch):
     for slope in (None, 0.0, 0.2):
         y = norm.channel_normalize(x, mean, inv, weight, bias, slope)
         close(gpu_norm.channel_normalize(x, mean, inv, weight, bias, slope), y, dtype, 4)
-        more = (y, slope)
-        close(gpu_norm.channel_grad_sums(g, x, mean, inv, *more), norm.channel_grad_sums(g, x, mean, inv, *more),
-              np.float64)
-        arguments = (g, x, mean, inv, weight, mean * 0.1, mean * 0.2, *more)
+        arguments = (g, x, mean, inv, weight, bias, slope)
+        close(gpu_norm.channel_grad_sums(*arguments), norm.channel_grad_sums(*arguments), np.float64)
+        arguments = (g, x, mean, inv, weight, mean * 0.1, mean * 0.2, bias, slope)
         close(gpu_norm.channel_grad_input(*arguments), norm.channel_grad_input(*arguments), dtype, 4)
 
 

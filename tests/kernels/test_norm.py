@@ -99,8 +99,8 @@ def test_norm_forward_and_gradients_equal_torch(implementation, arrange, rng, sl
             got = kernels.channel_normalize(xa, mean, inv, w, b, slope)
             np.testing.assert_allclose(got, y.detach().numpy(), rtol=tolerance, atol=tolerance)
             assert kernels.is_channels_last(got) and got.dtype == dtype
-            fused = {} if slope is None else {"y": got, "slope": slope}
-            s1, s2 = kernels.channel_grad_sums(ga, xa, mean, inv, **fused)
+            fused = {"bias": b, "slope": slope}
+            s1, s2 = kernels.channel_grad_sums(ga, xa, mean, inv, w, **fused)
             if affine:
                 for sums, grad in ((s1, bias.grad), (s2, weight.grad)):
                     np.testing.assert_allclose(sums.sum(axis=0) if per_sample else sums, grad.numpy(),
@@ -109,6 +109,22 @@ def test_norm_forward_and_gradients_equal_torch(implementation, arrange, rng, sl
             dx = kernels.channel_grad_input(ga, xa, mean, inv, w, s1 / count, s2 / count, **fused)
             np.testing.assert_allclose(dx, x.grad.numpy(), rtol=20 * tolerance, atol=5 * tolerance)
             assert kernels.is_channels_last(dx) and dx.dtype == dtype
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_gate_of_a_fused_relu_is_that_of_the_result(implementation, rng, dtype):
+    """Backward finds the sign again from x: it must be the sign of what forward gave, also next to zero."""
+    x = kernels.to_channels_last((rng.integers(-50, 50, (2, 24, 13, 9, 7)) / 8 + 1e3).astype(dtype))
+    weight, bias = (rng.integers(-8, 8, 24).astype(dtype) / 4 for _ in range(2))
+    mean, inv = 1e3 + rng.integers(-50, 50, 24) / 8, np.full(24, 0.25)
+    y = kernels.channel_normalize(x, mean, inv, weight, bias, 0.0)
+    assert np.count_nonzero(kernels.channel_normalize(x, mean, inv, weight, bias) == 0) > 0  # some lie on the border
+    ones, none = np.ones_like(x), np.zeros(24)
+    dx = kernels.channel_grad_input(ones, x, mean, inv, weight, none, none, bias, 0.0)
+    scale = (inv * weight).astype(dtype).reshape(24, 1, 1, 1)
+    np.testing.assert_array_equal(dx, np.where(y > 0, scale, 0))
+    s1, _ = kernels.channel_grad_sums(ones, x, mean, inv, weight, bias, 0.0)
+    np.testing.assert_array_equal(s1, (y > 0).sum(axis=(0, 2, 3, 4)))
 
 
 def test_normalize_writes_out_and_may_work_in_place(implementation, rng):

@@ -145,7 +145,8 @@ def channel_grad_sums(
     x: Array,
     mean: Array,
     inv_std: Array,
-    y: Array | None = None,
+    weight: Array | None = None,
+    bias: Array | None = None,
     slope: float | None = None,
 ) -> tuple[Array, Array]:
     """Sums of the gradient, and of gradient times normalised input.
@@ -156,20 +157,23 @@ def channel_grad_sums(
         Gradient of the output of `channel_normalize`, and its input.
     mean, inv_std : float64 arrays (C,) or (N, C)
         As given to `channel_normalize`.
-    y, slope : optional
-        The output, where leaky ReLU was fused into it: g is then the gradient behind it.
+    weight, bias, slope : optional
+        As given to `channel_normalize`, where leaky ReLU was fused into it: g is then the gradient behind it, and the
+        sign of its argument is found again from x, which costs less than reading the output would.
 
     Returns
     -------
     sum of g, sum of g * xhat : float64 arrays of the shape of ``mean``; zeros for an empty array.
     """
     xp, rows, grads = array_module(x), sample_rows(x), sample_rows(g)
-    outs = None if slope is None else sample_rows(y)
     n, _, c = rows.shape
     center, inv = (xp.broadcast_to(v, (n, c))[:, None] for v in (mean, inv_std))
     total, dot = xp.zeros((n, c)), xp.zeros((n, c))
     for a, b in _blocks(rows):
-        part = grads[:, a:b] if outs is None else leaky_relu_backward(grads[:, a:b], outs[:, a:b], slope)
+        part = grads[:, a:b]
+        if slope is not None:
+            argument = channel_normalize(rows[:, a:b].swapaxes(1, 2), mean, inv_std, weight, bias)
+            part = leaky_relu_backward(part, argument.swapaxes(1, 2), slope)
         part = part.astype(np.float64)
         total += part.sum(axis=1)
         part *= (rows[:, a:b] - center) * inv
@@ -185,7 +189,7 @@ def channel_grad_input(
     weight: Array | None,
     s1_mean: Array,
     s2_mean: Array,
-    y: Array | None = None,
+    bias: Array | None = None,
     slope: float | None = None,
 ) -> Array:
     """Gradient of `channel_normalize` in x, statistics included.
@@ -194,9 +198,8 @@ def channel_grad_input(
 
     Parameters
     ----------
-    g, x, mean, inv_std, y, slope
+    g, x, mean, inv_std, weight, bias, slope
         As in `channel_grad_sums`.
-    weight : array (C,) or None
     s1_mean, s2_mean : float64 arrays (C,) or (N, C)
         Means of ``g * weight`` and ``g * weight * xhat`` over the elements that share one statistic (over all ranks
         and, for group norm, over the channels of the group). Zeros where the statistics are constants (evaluation).
@@ -213,7 +216,7 @@ def channel_grad_input(
     dx *= per_channel(slant, x.ndim)
     dx += per_channel(shift, x.ndim)
     if slope is not None:
-        g = leaky_relu_backward(g, y, slope)
+        g = leaky_relu_backward(g, channel_normalize(x, mean, inv_std, weight, bias), slope)
     return np.subtract(g * per_channel(scale, x.ndim), dx, out=dx)
 
 

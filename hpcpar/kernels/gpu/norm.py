@@ -40,14 +40,17 @@ __global__ void squares(const T* x, const double* mean, index_t positions, index
     }
 }
 
-__global__ void grad_sums(const T* g, const T* x, const T* y, T slope, const double* mean, index_t positions,
-                          index_t lanes, index_t channels, double* first, double* second, index_t n) {
+__global__ void grad_sums(const T* g, const T* x, const T* hi, const T* lo, const T* scale, const T* shift, T slope,
+                          const double* mean, index_t positions, index_t lanes, index_t channels, double* first,
+                          double* second, index_t n) {
     EACH(i, n) {
         index_t c = i % channels, lane = i / channels % lanes, sample = i / channels / lanes;
-        double total = 0, dot = 0, center = mean[sample * channels + c];
+        index_t s = sample * channels + c;
+        double total = 0, dot = 0, center = mean[s];
         for (index_t p = lane; p < positions; p += lanes) {
             index_t at = (sample * positions + p) * channels + c;
-            T h = slope == T(1) || y[at] > T(0) ? g[at] : g[at] * slope;
+            T v = ((x[at] - hi[s]) - lo[s]) * scale[s] + shift[c];
+            T h = slope == T(1) || v > T(0) ? g[at] : g[at] * slope;
             total += h;
             dot += h * (x[at] - center);
         }
@@ -65,12 +68,13 @@ __global__ void normalize(const T* x, const T* hi, const T* lo, const T* scale, 
     }
 }
 
-__global__ void grad_input(const T* g, const T* x, const T* y, T slope, const T* hi, const T* lo, const T* scale,
-                           const T* slant, const T* shift, index_t per_sample, index_t channels, T* dx, index_t n) {
+__global__ void grad_input(const T* g, const T* x, const T* hi, const T* lo, const T* scale, const T* shift, T slope,
+                           const T* slant, const T* offset, index_t per_sample, index_t channels, T* dx, index_t n) {
     EACH(i, n) {
-        index_t s = i / per_sample * channels + i % channels;
-        T h = slope == T(1) || y[i] > T(0) ? g[i] : g[i] * slope;
-        dx[i] = h * scale[s] - (((x[i] - hi[s]) - lo[s]) * slant[s] + shift[s]);
+        index_t c = i % channels, s = i / per_sample * channels + c;
+        T d = (x[i] - hi[s]) - lo[s];
+        T h = slope == T(1) || d * scale[s] + shift[c] > T(0) ? g[i] : g[i] * slope;
+        dx[i] = h * scale[s] - (d * slant[s] + offset[s]);
     }
 }
 
@@ -120,45 +124,47 @@ def channel_normalize(x: Array, mean: Array, inv_std: Array, weight: Array | Non
                       slope: float | None = None, out: Array | None = None) -> Array:
     if not served(x) or x.size == 0 or (out is not None and not (served(x, out) and is_channels_last(out))):
         return NotImplemented
-    xp = array_module(x)
     y = empty_channels_last(x.shape, x.dtype, like=x) if out is None else out
-    shift = xp.zeros(x.shape[1], x.dtype) if bias is None else xp.ascontiguousarray(bias, dtype=x.dtype)
-    launch(SOURCE, "normalize", x.dtype, x.size, sample_rows(x),
-           *_rows_of(split_scale(mean, inv_std, weight, x.dtype), x), shift, _slope(slope), x.size // x.shape[0],
-           x.shape[1], y)
+    launch(SOURCE, "normalize", x.dtype, x.size, sample_rows(x), *_factors(mean, inv_std, weight, bias, x),
+           _slope(slope), x.size // x.shape[0], x.shape[1], y)
     return y
 
 
-def channel_grad_sums(g: Array, x: Array, mean: Array, inv_std: Array, y: Array | None = None,
-                      slope: float | None = None) -> tuple[Array, Array]:
-    if x.size == 0 or not served(g, x, *(() if slope is None else (y,))):
+def channel_grad_sums(g: Array, x: Array, mean: Array, inv_std: Array, weight: Array | None = None,
+                      bias: Array | None = None, slope: float | None = None) -> tuple[Array, Array]:
+    if x.size == 0 or not served(g, x):
         return NotImplemented
     xp, rows = array_module(x), sample_rows(x)
     n, positions, c = rows.shape
     lanes = _lanes(n, positions, c)
     first, second = xp.empty((n, lanes, c)), xp.empty((n, lanes, c))
-    grads = sample_rows(g)
-    launch(SOURCE, "grad_sums", x.dtype, first.size, grads, rows, grads if slope is None else sample_rows(y),
+    launch(SOURCE, "grad_sums", x.dtype, first.size, sample_rows(g), rows, *_factors(mean, inv_std, weight, bias, x),
            _slope(slope), *_rows_of((mean,), x), positions, lanes, c, first, second)
     axes = (0, 1) if mean.ndim == 1 else 1
     return first.sum(axis=axes), second.sum(axis=axes) * inv_std
 
 
 def channel_grad_input(g: Array, x: Array, mean: Array, inv_std: Array, weight: Array | None, s1_mean: Array,
-                       s2_mean: Array, y: Array | None = None, slope: float | None = None) -> Array:
-    if x.size == 0 or not served(g, x, *(() if slope is None else (y,))):
+                       s2_mean: Array, bias: Array | None = None, slope: float | None = None) -> Array:
+    if x.size == 0 or not served(g, x):
         return NotImplemented
     dx = empty_channels_last(x.shape, x.dtype, like=x)
-    slant, shift = (inv_std * inv_std * s2_mean).astype(x.dtype), (inv_std * s1_mean).astype(x.dtype)
-    grads = sample_rows(g)
-    launch(SOURCE, "grad_input", x.dtype, x.size, grads, sample_rows(x), grads if slope is None else sample_rows(y),
-           _slope(slope), *_rows_of((*split_scale(mean, inv_std, weight, x.dtype), slant, shift), x),
-           x.size // x.shape[0], x.shape[1], dx)
+    line = (inv_std * inv_std * s2_mean).astype(x.dtype), (inv_std * s1_mean).astype(x.dtype)
+    launch(SOURCE, "grad_input", x.dtype, x.size, sample_rows(g), sample_rows(x),
+           *_factors(mean, inv_std, weight, bias, x), _slope(slope), *_rows_of(line, x), x.size // x.shape[0],
+           x.shape[1], dx)
     return dx
 
 
 def _lanes(samples: int, positions: int, channels: int) -> int:
     return max(1, min(positions, LANES // (samples * channels)))
+
+
+def _factors(mean: Array, inv_std: Array, weight: Array | None, bias: Array | None, x: Array) -> list[Array]:
+    """hi, lo and scale (N, C), and shift (C,), with which x is normalised."""
+    xp = array_module(x)
+    shift = xp.zeros(x.shape[1], x.dtype) if bias is None else xp.ascontiguousarray(bias, dtype=x.dtype)
+    return [*_rows_of(split_scale(mean, inv_std, weight, x.dtype), x), shift]
 
 
 def _slope(slope: float | None) -> float:

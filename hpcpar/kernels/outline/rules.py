@@ -148,14 +148,15 @@ def channel_normalize(
 
 
 def channel_grad_sums(
-    g: Array, x: Array, mean: Array, inv_std: Array, y: Array | None = None, slope: float | None = None
-) -> tuple[Array, Array]:
+    g: Array, x: Array, mean: Array, inv_std: Array, weight: Array | None = None, bias: Array | None = None,
+    slope: float | None = None,
+) -> tuple[Array, Array]:  # fmt: skip
     return np.zeros(mean.shape), np.zeros(mean.shape)
 
 
 def channel_grad_input(
     g: Array, x: Array, mean: Array, inv_std: Array, weight: Array | None, s1_mean: Array, s2_mean: Array,
-    y: Array | None = None, slope: float | None = None,
+    bias: Array | None = None, slope: float | None = None,
 ) -> Array:  # fmt: skip
     return channels_last(x.shape, x.dtype)
 
