@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from hpcpar.testing.launch import mpi_run
-from hpcpar.testing.small_job import write_small_job
+from hpcpar.testing.small_job import train_words, write_small_job
 
 SETTINGS = ("run.steps=60", "checkpoint.every=20", "run.validate_every=0")
 
@@ -64,7 +64,7 @@ def main() -> None:
     ranks = int(sys.argv[1]) if len(sys.argv) > 1 else 2
     with tempfile.TemporaryDirectory() as folder:
         job, stamp = write_small_job(Path(folder)), str(Path(folder, "stamp"))
-        words = ["train", str(job), *(word for setting in SETTINGS for word in ("--set", setting))]
+        words = train_words(job, *SETTINGS)
         run = mpi_run(ranks, killed, words, stamp, timeout=300)
         ended = time.time() - float(Path(stamp).read_text())
         restart = time.time()

@@ -66,6 +66,11 @@ def write_small_job(folder: Path) -> Path:
     return job
 
 
+def train_words(job: Path, *settings: str) -> list[str]:
+    """Return the words of the command that trains a job with settings, after ``hpcpar``."""
+    return ["train", str(job), *(word for setting in settings for word in ("--set", setting))]
+
+
 def read_records(run: Path) -> list[dict[str, Any]]:
     """Return the records of a run without what depends on the clock."""
     lines = (run / "metrics.jsonl").read_text().splitlines()

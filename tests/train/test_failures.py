@@ -10,29 +10,15 @@ import pytest
 
 from hpcpar.checkpoint import Checkpoint, Folder
 from hpcpar.testing import mpi_run
-from hpcpar.testing.small_job import assert_same_run, write_small_job
+from hpcpar.testing.small_job import assert_same_run, train_words
 from hpcpar.train.watchdog import EXIT_STALLED
 
 pytestmark = pytest.mark.spawns_mpi
-WORDS = ("mesh.batch=1", "mesh.depth=-1", "checkpoint.every=2")
-
-
-@pytest.fixture
-def job_file(tmp_path):
-    return write_small_job(tmp_path)
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """A run to which nothing happened."""
-    job_file = write_small_job(tmp_path_factory.mktemp("whole"))
-    mpi_run(2, ["-m", "hpcpar", *command(job_file)]).check()
-    return job_file.parent / "run"
+SETTINGS = ("mesh.batch=1", "mesh.depth=-1", "checkpoint.every=2")
 
 
 def command(job_file, run="run", *more):
-    sets = [f"run.dir={job_file.parent / run}", *WORDS, *more]
-    return ["train", str(job_file), *(w for s in sets for w in ("--set", s))]
+    return train_words(job_file, f"run.dir={job_file.parent / run}", *SETTINGS, *more)
 
 
 def checkpoints(job_file, run="run"):

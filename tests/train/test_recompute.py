@@ -6,20 +6,12 @@ import pytest
 
 from hpcpar.plan.jobs import task_of
 from hpcpar.plan.memory import estimate
-from hpcpar.testing.small_job import assert_same_run, write_small_job
+from hpcpar.testing.small_job import assert_same_run
 from hpcpar.train.config import ConfigError, Job, load_job
 from hpcpar.train.trainer import Trainer
 
 LEVELS = 'run.recompute="[dbm]*"'  # down0, bottom, merge0
 RESULTS = 'run.recompute_ops=["batch_norm", "leaky_relu", "dropout"]'
-
-
-@pytest.fixture
-def job_file(shared_path, comm):
-    if comm.rank == 0:
-        write_small_job(shared_path)
-    comm.barrier()
-    return shared_path / "job.toml"
 
 
 def train(job_file, run: str, *overrides: str) -> None:

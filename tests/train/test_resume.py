@@ -7,20 +7,10 @@ import pytest
 from hpcpar.checkpoint import Checkpoint, CheckpointError
 from hpcpar.data import Position
 from hpcpar.testing import mpi_run
-from hpcpar.testing.small_job import SAMPLES, assert_same_run, read_records, write_small_job
+from hpcpar.testing.small_job import SAMPLES, assert_same_run, read_records, train_words
 from hpcpar.train.config import dump_job, load_job
 from hpcpar.train.resume import differences, equivalent_step
 from hpcpar.train.trainer import Trainer
-
-COMMAND = ["-m", "hpcpar", "train"]
-
-
-@pytest.fixture
-def job_file(shared_path, comm):
-    if comm.rank == 0:
-        write_small_job(shared_path)
-    comm.barrier()
-    return shared_path / "job.toml"
 
 
 def train(job_file, run, *overrides, resume=None, observe=lambda trainer: None):
@@ -75,8 +65,7 @@ def test_another_mesh_goes_on_to_rounding(job_file):
 @pytest.mark.spawns_mpi
 def test_another_number_of_ranks_goes_on_to_rounding(job_file):
     def words(run, *more):
-        sets = [f"run.dir={job_file.parent / run}", *more]
-        return [*COMMAND, job_file, *(w for s in sets for w in ("--set", s))]
+        return ["-m", "hpcpar", *train_words(job_file, f"run.dir={job_file.parent / run}", *more)]
 
     mpi_run(2, words("two", "checkpoint.every=3", "mesh.batch=1", "mesh.depth=2")).check()
     start = ["--resume", job_file.parent / "two" / "checkpoints" / "step-00000003"]

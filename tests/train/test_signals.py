@@ -8,29 +8,14 @@ import pytest
 
 from hpcpar.checkpoint import Checkpoint, Folder
 from hpcpar.testing import mpi_run
-from hpcpar.testing.small_job import assert_same_run, write_small_job
+from hpcpar.testing.small_job import assert_same_run, train_words
 from hpcpar.train.signals import EXIT_REQUEUE, StopSignals
 
 pytestmark = pytest.mark.spawns_mpi
-WORDS = ("mesh.batch=1", "mesh.depth=-1", "checkpoint.every=0")
 
 
-@pytest.fixture
-def job_file(tmp_path):
-    return write_small_job(tmp_path)
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """A run that nobody stopped."""
-    job_file = write_small_job(tmp_path_factory.mktemp("whole"))
-    mpi_run(2, ["-m", "hpcpar", *command(job_file, "run")]).check()
-    return job_file.parent / "run"
-
-
-def command(job_file, run, *more):
-    sets = [f"run.dir={job_file.parent / run}", *WORDS]
-    return ["train", str(job_file), *(w for s in sets for w in ("--set", s)), *more]
+def command(job_file):
+    return train_words(job_file, "mesh.batch=1", "mesh.depth=-1", "checkpoint.every=0")
 
 
 def signalled(words, place, rank, number):
@@ -80,7 +65,7 @@ def signalled(words, place, rank, number):
     ids=["train", "validation", "data", "start"],
 )
 def test_all_ranks_save_the_same_step_and_go_on_exactly(job_file, whole, place, rank, number, step):
-    run = mpi_run(2, signalled, command(job_file, "run"), place, rank, number)
+    run = mpi_run(2, signalled, command(job_file), place, rank, number)
     assert run.returncode == EXIT_REQUEUE, run.transcript()
     assert run.stdout.count("asked to stop: saved") == 1 and "Traceback" not in run.stderr
     folder = Folder(job_file.parent / "run" / "checkpoints")
@@ -88,7 +73,7 @@ def test_all_ranks_save_the_same_step_and_go_on_exactly(job_file, whole, place, 
     assert saved == (step or saved) and saved < 7
     Checkpoint(folder.at(saved)).verify()
 
-    resumed = mpi_run(2, ["-m", "hpcpar", *command(job_file, "run", "--resume", "auto")]).check()
+    resumed = mpi_run(2, ["-m", "hpcpar", *command(job_file), "--resume", "auto"]).check()
     assert f"step-{saved:08d}" in resumed.stdout
     assert_same_run(job_file.parent / "run", whole)
 
