@@ -39,7 +39,8 @@ class Task:
     Attributes
     ----------
     model : callable
-        Makes the network, on the current mesh; it places itself by its own plan.
+        Makes the network, on the current mesh. One with a plan of its own (`placements`) is placed by it; any other
+        stays as it was made, laid out by `parallelize` or whole on each rank.
     loss : callable
         From output and target to a scalar.
     input, target : tuple of int
@@ -273,7 +274,8 @@ def _step(task: Task, mesh: VirtualMesh, ledger: Ledger, bill: Bill) -> None:
     memory, recorder = bill.memory, _Recorder(bill, ledger)
     with nn.default_dtype(task.dtype):
         model = task.model()
-    bill.decisions = place(model, mesh, task.spread)
+    if hasattr(model, "placements"):
+        bill.decisions = place(model, mesh, task.spread)
     bill.parameters = {name: p.sig for name, p in model.named_parameters()}
     memory["parameters"] = ledger.live
     optimizer = task.optimizer(model) if task.optimizer else None

@@ -57,7 +57,8 @@ class RealStep:
         self.task, self.mesh = task, mesh
         with mesh, default_dtype(task.dtype):
             self.model: Module = task.model()
-        place(self.model, mesh, task.spread)
+        if hasattr(self.model, "placements"):
+            place(self.model, mesh, task.spread)
         self.optimizer: Optimizer = task.optimizer(self.model)
         self.sync = GradientSync(self.model)
 

@@ -8,9 +8,11 @@ from math import prod
 import numpy as np
 import pytest
 
-from hpcpar import random
+from hpcpar import functional as F
+from hpcpar import nn, optim, random
 from hpcpar.mesh import Mesh
-from hpcpar.plan.dry import Messages, add, dry_run
+from hpcpar.parallel import Column, parallelize
+from hpcpar.plan.dry import Messages, Task, add, dry_run
 from hpcpar.transport import counter
 
 MESHES = (
@@ -55,6 +57,21 @@ def test_half_precision_is_counted_as_it_is_sent(tasks, real, shape) -> None:
     task = replace(tasks.unet(8, 3, 2, batch_norm=False, dice=False), dtype=np.float16)
     mesh = Mesh(**shape)
     assert dry_run(task, shape, mesh.rank).messages == real.messages(task, mesh)
+    mesh.free()
+
+
+@pytest.mark.parametrize("shape", ON_MESHES)
+def test_a_network_without_a_plan_of_its_own_is_billed_as_it_was_laid_out(real, shape) -> None:
+    def network() -> nn.Module:
+        model = nn.Sequential(nn.Conv3d(2, 3, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool3d(1))
+        return parallelize(model, {"0": Column("model")}) if "model" in shape else model
+
+    task = Task(network, lambda y, target: F.mse_loss(F.reshape(y, 4, 3), target), (4, 2, 6, 5, 4), (4, 3))
+    task = replace(task, optimizer=lambda model: optim.SGD(model, 1e-3))
+    mesh = Mesh(**shape)
+    bill, sent = dry_run(task, shape, mesh.rank), real.messages(task, mesh)
+    assert bill.messages == sent and bool(sent) == (mesh.size > 1)
+    assert bill.parameters["0.weight"].split_axes == (("model",) if shape.get("model", 1) > 1 else ())
     mesh.free()
 
 
