@@ -28,8 +28,7 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class Transform:
-    """
-    One augmentation. Subclasses override `orientation`, which concerns the input and a spatial target alike, or
+    """One augmentation. Subclasses override `orientation`, which concerns the input and a spatial target alike, or
     `intensity`, which concerns the input only.
     """
 
@@ -48,8 +47,7 @@ class Transform:
 
 @dataclass(frozen=True)
 class Flip(Transform):
-    """
-    Mirror each of the given spatial dims with a probability. A rank reads the mirrored hyperslab: no message.
+    """Mirror each of the given spatial dims with a probability. A rank reads the mirrored hyperslab: no message.
 
     Parameters
     ----------
@@ -74,8 +72,7 @@ class Flip(Transform):
 
 @dataclass(frozen=True)
 class SwapDims(Transform):
-    """
-    Exchange spatial dims at random, all orders equally likely: for cubes without a preferred direction (universes).
+    """Exchange spatial dims at random, all orders equally likely: for cubes without a preferred direction (universes).
 
     Raises
     ------
@@ -116,8 +113,7 @@ class ScaleShift(Transform):
 
 @dataclass(frozen=True)
 class Gamma(Transform):
-    """
-    ``x ** g`` with log g uniform in [-log(1 + strength), log(1 + strength)), for intensities scaled to [0, 1].
+    """``x ** g`` with log g uniform in [-log(1 + strength), log(1 + strength)), for intensities scaled to [0, 1].
 
     Negative values, which earlier transforms may have made, keep their sign: ``sign(x) * abs(x) ** g``.
     """
@@ -134,8 +130,7 @@ class Gamma(Transform):
 
 @dataclass(frozen=True)
 class BiasField(Transform):
-    """
-    Multiply by ``1 + strength * p``, where p is a smooth field of low-order cosines over the whole volume, |p| <= 1.
+    """Multiply by ``1 + strength * p``, where p is a smooth field of low-order cosines over the whole volume, |p| <= 1.
 
     This is the slowly varying gain of a magnetic resonance coil. ``p = sum_m a_m prod_d cos(pi m_d (i_d + 1/2) / n_d)``
     over all m with orders 0 to `order`, m = 0 left out, with a drawn uniformly and scaled to sum of magnitudes 1. A
@@ -165,8 +160,7 @@ class BiasField(Transform):
 
 @dataclass(frozen=True)
 class Noise(Transform):
-    """
-    Add Gaussian noise, keyed by the global index of each voxel and channel.
+    """Add Gaussian noise, keyed by the global index of each voxel and channel.
 
     Parameters
     ----------
@@ -194,8 +188,7 @@ def make_transforms(
     noise: float = 0.0,
     seed: int = 0,
 ) -> list[Transform]:
-    """
-    The transforms that such numbers in a configuration ask for, in the order turn, gamma, bias, scale, shift, noise.
+    """The transforms that such numbers in a configuration ask for, in the order turn, gamma, bias, scale, shift, noise.
 
     Parameters
     ----------
@@ -230,8 +223,7 @@ def cosine_modes(n: int, order: int) -> np.ndarray:
 
 
 def separable_sum(coefficients: np.ndarray, modes: list[np.ndarray]) -> np.ndarray:
-    """
-    ``sum over m of coefficients[m] * prod_d modes[d][m_d]`` on the grid of the modes' points.
+    """``sum over m of coefficients[m] * prod_d modes[d][m_d]`` on the grid of the modes' points.
 
     Summed one term after the other in a fixed order (no matrix product), so the bits at a point do not depend on
     which other points are computed.

@@ -22,8 +22,7 @@ __all__ = ["Batches", "TensorBatches", "box_of"]
 
 
 class TensorBatches:
-    """
-    Global batches as pairs (inputs, target) of tensors: what the trainer knows of any kind of data.
+    """Global batches as pairs (inputs, target) of tensors: what the trainer knows of any kind of data.
 
     Attributes
     ----------
@@ -86,8 +85,7 @@ def box_of(mesh: Mesh, layout: Layout) -> Callable[[tuple[int, ...]], Box]:
 
 
 class Batches(TensorBatches):
-    """
-    Global batches of a data set as pairs (input, target) of tensors, each read under its layout without a message.
+    """Global batches of a data set as pairs (input, target) of tensors, each read under its layout without a message.
 
     Parameters
     ----------

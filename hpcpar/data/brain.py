@@ -61,8 +61,7 @@ class Brain:
 
 
 def make_brain(out: str | os.PathLike, spacing: int = 1, sharing: Sharing = ALONE) -> list[Path]:
-    """
-    Write the brain data set as HDF5 files.
+    """Write the brain data set as HDF5 files.
 
     Parameters
     ----------

@@ -38,8 +38,7 @@ SETS = ("train",) * 8 + ("validation", "test")  # of universe i: entry i % 10
 
 @dataclass(frozen=True)
 class Recipe:
-    """
-    What a universe is made from, besides its number.
+    """What a universe is made from, besides its number.
 
     Parameters
     ----------
@@ -86,8 +85,7 @@ def make_cosmology(
     particles: int = 1,
     sharing: Sharing = ALONE,
 ) -> list[Path]:
-    """
-    Write a cosmology data set, one HDF5 file a universe.
+    """Write a cosmology data set, one HDF5 file a universe.
 
     Parameters
     ----------
@@ -146,8 +144,7 @@ def known_redshifts(redshifts: int | Sequence[float]) -> tuple[float, ...]:
 
 
 def draw_parameters(universe: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """
-    Parameters of a universe, spread evenly over their ranges.
+    """Parameters of a universe, spread evenly over their ranges.
 
     Richtmyer's sequence, ``frac(shift + i sqrt(p_j))`` with primes p_j, shifted at random by the seed. The primes were
     chosen so that all universes, and also every tenth (the test set), leave shorter gaps than independent draws.

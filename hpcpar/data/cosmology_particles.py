@@ -34,8 +34,7 @@ def white_noise(n: int, seed: int, universe: int) -> np.ndarray:
 
 
 def linear_modes(noise: np.ndarray, power: Callable[[np.ndarray], np.ndarray], box: float) -> np.ndarray:
-    """
-    Fourier modes of a Gaussian density contrast with a power spectrum.
+    """Fourier modes of a Gaussian density contrast with a power spectrum.
 
     Parameters
     ----------
@@ -50,8 +49,7 @@ def linear_modes(noise: np.ndarray, power: Callable[[np.ndarray], np.ndarray], b
 
 
 def displacements(modes: np.ndarray, box: float) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """
-    Displacement fields of Lagrangian perturbation theory to second order.
+    """Displacement fields of Lagrangian perturbation theory to second order.
 
     A particle that starts at q is found at ``q + D psi1(q) + D2 psi2(q)`` with ``psi1 = -grad phi1``, ``psi2 = grad
     phi2``, ``laplace phi1 = delta`` and ``laplace phi2 = sum over i > j of phi1_ii phi1_jj - phi1_ij^2``
@@ -100,8 +98,7 @@ def gradient(modes: np.ndarray, k: tuple[np.ndarray, ...], factor: float) -> lis
 
 
 def cloud_in_cell(shifts: list[np.ndarray], box: float, width: int) -> np.ndarray:
-    """
-    Count particles on a periodic grid, each shared between the 8 nearest cells (Hockney and Eastwood, 1988).
+    """Count particles on a periodic grid, each shared between the 8 nearest cells (Hockney and Eastwood, 1988).
 
     Parameters
     ----------
@@ -152,8 +149,7 @@ def shared(lower: list[np.ndarray], part: list[np.ndarray], width: int) -> np.nd
 def measured_power(
     contrast: np.ndarray, box: float, deconvolve: bool = False
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """
-    Power spectrum of a density contrast in bins as wide as the fundamental wavenumber.
+    """Power spectrum of a density contrast in bins as wide as the fundamental wavenumber.
 
     Parameters
     ----------

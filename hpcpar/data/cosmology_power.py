@@ -31,8 +31,7 @@ class Cosmology:
 
 
 def transfer(k: np.ndarray, c: Cosmology) -> np.ndarray:
-    """
-    Matter transfer function with acoustic oscillations, 1 at k = 0.
+    """Matter transfer function with acoustic oscillations, 1 at k = 0.
 
     Eisenstein and Hu, ApJ 496, 605 (1998), equations (2) to (7), (10) to (12) and (14) to (24); accurate to a few per
     cent.
@@ -92,8 +91,7 @@ def pressureless(q: np.ndarray, alpha: float, beta: float) -> np.ndarray:
 
 
 def growth(z: float, c: Cosmology) -> float:
-    """
-    Linear growth factor D(z) of the density contrast, 1 at z = 0.
+    """Linear growth factor D(z) of the density contrast, 1 at z = 0.
 
     ``D(a) ~ H(a) * integral from 0 to a of da' / (a' H(a'))^3`` (Heath, MNRAS 179, 351 (1977)), by Gauss and Legendre's
     rule after ``a' = t^2``, which makes the integrand smooth.
@@ -110,18 +108,16 @@ def _growth(a: float, c: Cosmology) -> float:
 
 
 def second_growth(z: float, c: Cosmology) -> float:
-    """
-    Growth factor of second-order displacements, ``-3/7 D^2 Omega_m(z)^(-1/143)`` (flat with a cosmological constant).
+    """Growth factor of second-order displacements, ``-3/7 D^2 Omega_m(z)^(-1/143)``.
 
-    Bouchet, Colombi, Hivon and Juszkiewicz, A&A 296, 575 (1995).
+    For a flat universe with a cosmological constant. Bouchet, Colombi, Hivon and Juszkiewicz, A&A 296, 575 (1995).
     """
     matter = c.omega_m * (1 + z) ** 3
     return float(-3 / 7 * growth(z, c) ** 2 * (matter / (matter + 1 - c.omega_m)) ** (-1 / 143))
 
 
 def linear_power(c: Cosmology):
-    """
-    The linear matter power spectrum at z = 0, as a function of k.
+    """The linear matter power spectrum at z = 0, as a function of k.
 
     ``P(k) = A k^n_s T(k)^2`` with A such that the fluctuations in spheres of 8 Mpc/h are sigma_8. ``P(0) = 0``. At
     redshift z it is ``growth(z)^2`` times this.
@@ -136,8 +132,7 @@ def linear_power(c: Cosmology):
 
 
 def sigma(radius: float, power) -> float:
-    """
-    Standard deviation of the density contrast averaged over spheres, from a power spectrum.
+    """Standard deviation of the density contrast averaged over spheres, from a power spectrum.
 
     ``sigma^2 = 1 / (2 pi^2) integral of k^3 P(k) W(k R)^2 d ln k`` with ``W(x) = 3 (sin x - x cos x) / x^3``. The
     trapezoidal rule on 8192 points from 1e-5 to 1e2 h/Mpc is exact to about 1e-6.

@@ -20,8 +20,7 @@ class DataError(ValueError):
 
 
 def make_folder(path: str | os.PathLike) -> Path:
-    """
-    Make a folder and its parents; many ranks may do so at once.
+    """Make a folder and its parents; many ranks may do so at once.
 
     On parallel file systems ``exist_ok=True`` can still raise FileExistsError while another node's folder is not
     visible yet, so the error counts only if no folder is there.
@@ -37,8 +36,7 @@ def make_folder(path: str | os.PathLike) -> Path:
 
 @contextlib.contextmanager
 def replaced(path: str | os.PathLike) -> Iterator[Path]:
-    """
-    Write a file aside and put it in place by one rename, on the disk before its name is.
+    """Write a file aside and put it in place by one rename, on the disk before its name is.
 
     Yields the path to write. If the body raises, nothing is left and what stood at `path` stays.
     """
@@ -56,8 +54,7 @@ def replaced(path: str | os.PathLike) -> Iterator[Path]:
 def write_hdf5(
     path: str | os.PathLike, datasets: Mapping[str, np.ndarray], attributes: Mapping, recipe: Mapping
 ) -> None:
-    """
-    Write one HDF5 file, whole or not at all.
+    """Write one HDF5 file, whole or not at all.
 
     Parameters
     ----------
@@ -87,8 +84,7 @@ def write_json(path: str | os.PathLike, value: Mapping) -> None:
 
 
 def is_made(path: str | os.PathLike, recipe: Mapping) -> bool:
-    """
-    Whether `path` is a whole file made from `recipe`, so that making it again can be left out.
+    """Whether `path` is a whole file made from `recipe`, so that making it again can be left out.
 
     False for a missing or damaged file. Raises DataError for a whole file made from other parameters: it is not ours
     to overwrite.

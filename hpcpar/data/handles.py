@@ -15,8 +15,7 @@ INHERITED: list = []  # handles that came through fork: kept alive, so that they
 
 
 class Handles:
-    """
-    Read-only files, opened when first needed by the thread that needs them.
+    """Read-only files, opened when first needed by the thread that needs them.
 
     HDF5 keeps the file position and its caches in the handle, so one inherited through fork or used from two threads
     reads wrong data. A handle is therefore found only by the thread and process that opened it.

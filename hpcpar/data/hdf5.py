@@ -21,8 +21,7 @@ SUFFIXES = (".h5", ".hdf5", ".hdf")
 
 
 class HDF5Dataset:
-    """
-    Samples in HDF5 files: one file a sample, or files that stack many samples along their first dim.
+    """Samples in HDF5 files: one file a sample, or files that stack many samples along their first dim.
 
     Parameters
     ----------
@@ -109,8 +108,7 @@ class HDF5Dataset:
         return self.paths[place], int(index - self._starts[place]) if self.stacked else None
 
     def read(self, index: int, key: str, box: Box | None = None) -> np.ndarray:
-        """
-        Read a block of one sample.
+        """Read a block of one sample.
 
         Parameters
         ----------

@@ -20,8 +20,7 @@ __all__ = ["Batch", "Loader", "whole"]
 
 @dataclass(frozen=True)
 class Batch:
-    """
-    What one rank holds of a global batch.
+    """What one rank holds of a global batch.
 
     Attributes
     ----------
@@ -50,8 +49,7 @@ def whole(shape: tuple[int, ...]) -> Box:
 
 
 class Loader(BatchReader):
-    """
-    Reads, augments and prefetches the local blocks of global batches.
+    """Reads, augments and prefetches the local blocks of global batches.
 
     Parameters
     ----------

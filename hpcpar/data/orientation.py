@@ -13,8 +13,7 @@ Box = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Orientation:
-    """
-    A signed permutation of the spatial dims: element ``o`` of the turned volume is element ``s`` of the stored one,
+    """A signed permutation of the spatial dims: element ``o`` of the turned volume is element ``s`` of the stored one,
     where ``s[dims[d]] = o[d]``, or ``n - 1 - o[d]`` where ``flips[d]``.
 
     A rank's block of the turned volume is then one hyperslab of the stored one, so turning moves no message. The
@@ -37,8 +36,7 @@ class Orientation:
         )
 
     def source_box(self, shape: tuple[int, ...], box: Box) -> Box:
-        """
-        Hyperslab of the stored sample that holds block `box` of the turned one.
+        """Hyperslab of the stored sample that holds block `box` of the turned one.
 
         Parameters
         ----------

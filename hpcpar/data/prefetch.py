@@ -15,8 +15,7 @@ POLL = 0.05  # seconds between two looks at the stop flag while waiting for the 
 
 
 class Prefetch(Generic[T]):
-    """
-    Iterator over `items`, of which up to `depth` are made ahead by a background thread.
+    """Iterator over `items`, of which up to `depth` are made ahead by a background thread.
 
     Parameters
     ----------

@@ -14,8 +14,7 @@ __all__ = ["BatchReader"]
 
 
 class BatchReader:
-    """
-    Batches from a position on, of which a background thread reads some ahead.
+    """Batches from a position on, of which a background thread reads some ahead.
 
     Parameters
     ----------

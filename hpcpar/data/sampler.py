@@ -15,8 +15,7 @@ __all__ = ["Position", "Sampler"]
 
 @dataclass(frozen=True, order=True)
 class Position:
-    """
-    Place in the endless sequence of epochs: `sample` samples of epoch `epoch` have been used.
+    """Place in the endless sequence of epochs: `sample` samples of epoch `epoch` have been used.
 
     Counted in samples, not in batches, so a run that resumes with another batch size neither repeats nor skips any.
     """
@@ -31,8 +30,7 @@ class Position:
 
 @dataclass(frozen=True)
 class Sampler:
-    """
-    Global batches of sample indices. Of each batch a rank takes the block that its layout gives it along dim 0.
+    """Global batches of sample indices. Of each batch a rank takes the block that its layout gives it along dim 0.
 
     Parameters
     ----------

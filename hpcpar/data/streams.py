@@ -14,8 +14,7 @@ __all__ = ["permutation", "stream", "uniform", "words"]
 
 
 def stream(purpose: str, *numbers: int) -> int:
-    """
-    Number of the random stream that serves one purpose, e.g. ``stream("flip", sample, epoch)``.
+    """Number of the random stream that serves one purpose, e.g. ``stream("flip", sample, epoch)``.
 
     Parameters
     ----------
@@ -45,8 +44,7 @@ def uniform(seed: int, stream_number: int, count: int) -> np.ndarray:
 
 
 def permutation(seed: int, stream_number: int, count: int) -> np.ndarray:
-    """
-    A permutation of ``range(count)``, int64: the order that sorts the words of the stream.
+    """A permutation of ``range(count)``, int64: the order that sorts the words of the stream.
 
     Sorting words is used in place of `Generator.permutation`, whose results NumPy may change between releases.
     """

@@ -51,8 +51,7 @@ def make_text(
     file_bytes: int = 64 << 20,
     sharing: Sharing = ALONE,
 ) -> list[Path]:
-    """
-    Write a text as HDF5 files of tokens.
+    """Write a text as HDF5 files of tokens.
 
     Parameters
     ----------

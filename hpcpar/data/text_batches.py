@@ -64,8 +64,7 @@ class TextBatch:
 
 
 class TextLoader(BatchReader):
-    """
-    Reads the local blocks of global batches of windows.
+    """Reads the local blocks of global batches of windows.
 
     Parameters
     ----------
@@ -114,8 +113,7 @@ class TextLoader(BatchReader):
 
 
 class TextBatches(TensorBatches):
-    """
-    Global batches of windows as pairs (`Text`, targets), each block read by its rank without a message.
+    """Global batches of windows as pairs (`Text`, targets), each block read by its rank without a message.
 
     Parameters
     ----------

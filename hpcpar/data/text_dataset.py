@@ -43,8 +43,7 @@ class Window:
 
 
 class TextDataset:
-    """
-    Files of tokens (`hpcpar.data.text`), cut into windows.
+    """Files of tokens (`hpcpar.data.text`), cut into windows.
 
     Parameters
     ----------
@@ -122,8 +121,7 @@ class TextDataset:
         return min(self.sequence, self._lengths[place] - base)
 
     def read(self, index: int, places: np.ndarray) -> Window:
-        """
-        Read some places of a window; of the file, just these and the token behind each run of them.
+        """Read some places of a window; of the file, just these and the token behind each run of them.
 
         Parameters
         ----------

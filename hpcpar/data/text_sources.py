@@ -63,8 +63,7 @@ class Document:
 def find_documents(
     source: str | os.PathLike, pattern: str = "*", exclude: Sequence[str] = (), split_at: str | None = None
 ) -> list[Document]:
-    """
-    List the documents of a source in name order; empty ones are left out.
+    """List the documents of a source in name order; empty ones are left out.
 
     Parameters
     ----------
@@ -115,8 +114,7 @@ def _parts(whole: Document, expression: re.Pattern[bytes]) -> list[Document]:
 
 
 def part_documents(documents: Sequence[Document], shares: dict[str, float], seed: int = 0) -> dict[str, list[Document]]:
-    """
-    Part documents into training, validation and test.
+    """Part documents into training, validation and test.
 
     Parameters
     ----------

@@ -63,8 +63,7 @@ def spectral_mean(power):
 
 
 def test_particles_at_high_redshift_have_the_power_of_the_linear_field():
-    """
-    At z = 49, with the same random numbers: no sampling error. Deconvolved of the cloud-in-cell window, the power
+    """At z = 49, with the same random numbers: no sampling error. Deconvolved of the cloud-in-cell window, the power
     agrees with D^2 times that of the linear field within 1 % up to a quarter of the highest wavenumber and within 4 %
     up to half of it; above, the aliases of the window show.
     """
