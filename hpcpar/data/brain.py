@@ -161,7 +161,17 @@ def majority(labels: np.ndarray, edge: int) -> np.ndarray:
 
 
 def load_template() -> Brain:
-    """Read the template from the installed nilearn package, which is not imported: only its files are needed."""
+    """Read the template from the installed nilearn package, which is not imported: only its files are needed.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        nilearn or nibabel is missing; the message names the extra that brings them.
+    FileNotFoundError
+        The nilearn that is there does not ship the template.
+    DataError
+        It is not the known one.
+    """
     found = importlib.util.find_spec("nilearn")
     try:
         if found is None:

@@ -135,7 +135,13 @@ def make_cosmology(
 
 
 def known_redshifts(redshifts: int | Sequence[float]) -> tuple[float, ...]:
-    """The redshifts of the channels, from their number or from themselves."""
+    """The redshifts of the channels, from their number or from themselves.
+
+    Raises
+    ------
+    ValueError
+        A number that is not 1 to 4.
+    """
     if not isinstance(redshifts, int):
         return tuple(float(z) for z in redshifts)
     if not 1 <= redshifts <= len(REDSHIFTS):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import threading
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -12,15 +9,15 @@ import numpy as np
 from hpcpar.data.files import DataError
 from hpcpar.data.handles import Handles
 from hpcpar.data.orientation import Box
+from hpcpar.data.samples import Samples, Source
 
 __all__ = ["Box", "DataError", "HDF5Dataset"]
 
 # Names of input and target in the formats that are recognised without being told.
 KNOWN_PAIRS = (("full", "unitPar"), ("volume", "segmentation"), ("x", "y"))
-SUFFIXES = (".h5", ".hdf5", ".hdf")
 
 
-class HDF5Dataset:
+class HDF5Dataset(Samples):
     """Samples in HDF5 files: one file a sample, or files that stack many samples along their first dim.
 
     Parameters
@@ -64,7 +61,7 @@ class HDF5Dataset:
 
     def __init__(
         self,
-        source: str | os.PathLike | Iterable[str | os.PathLike],
+        source: Source,
         input: str | None = None,
         target: str | None = None,
         *,
@@ -74,10 +71,7 @@ class HDF5Dataset:
         comm=None,
         max_open: int = 16,
     ):
-        self.paths = find_files(source)
-        self._handles = Handles(driver, comm, max_open)
-        self._lock = threading.Lock()
-        self.bytes_read = 0
+        super().__init__(source, Handles(driver, comm, max_open))
         self.input, self.target = self._names(input, target)
         self.stacked = self.input == "x" if stacked is None else stacked
         self._signature = {key: self._describe(self.paths[0], key) for key in (self.input, self.target)}
@@ -89,9 +83,6 @@ class HDF5Dataset:
                 f" {shape}, of which the first dim counts channels), the network takes {channels}"
             )
 
-    def __len__(self) -> int:
-        return int(self._starts[-1])
-
     def shape(self, key: str) -> tuple[int, ...]:
         """Shape of one sample of dataset `key` (the samples' dim of stacked files is left out)."""
         return self._signature[key][0]
@@ -101,11 +92,15 @@ class HDF5Dataset:
         return self._signature[key][1]
 
     def where(self, index: int) -> tuple[Path, int | None]:
-        """File of sample `index`, and its row in there (None where a file is one sample)."""
-        if not 0 <= index < len(self):
-            raise IndexError(f"sample {index} of a dataset with {len(self)} samples")
-        place = int(np.searchsorted(self._starts, index, side="right")) - 1
-        return self.paths[place], int(index - self._starts[place]) if self.stacked else None
+        """File of sample `index`, and its row in there (None where a file is one sample).
+
+        Raises
+        ------
+        IndexError
+            There are not so many samples.
+        """
+        place, row = self._find(index)
+        return self.paths[place], row if self.stacked else None
 
     def read(self, index: int, key: str, box: Box | None = None) -> np.ndarray:
         """Read a block of one sample.
@@ -123,6 +118,13 @@ class HDF5Dataset:
         -------
         array
             Of shape ``stop - start`` per dim, C-contiguous, in the file's dtype.
+
+        Raises
+        ------
+        IndexError, ValueError
+            No such sample, or a box that is not inside of it.
+        DataError
+            The file is not what the first one is, or cannot be read.
         """
         shape, dtype = self._signature[key]
         box = tuple((0, n) for n in shape) if box is None else tuple((int(a), int(b)) for a, b in box)
@@ -139,25 +141,13 @@ class HDF5Dataset:
             dataset.read_direct(block, where if row is None else (row, *where))
         except OSError as error:
             raise DataError(f"{path}: reading dataset '{key}', block {box}, failed: {error}") from error
-        with self._lock:
-            self.bytes_read += block.nbytes
-        return block
+        return self._delivered(block)
 
     def verify(self) -> None:
         """Open every file and check names, shapes and dtypes; raises as `read` would, for the first bad file."""
         for path in self.paths:
             for key in (self.input, self.target):
                 self._check(path, key, self._dataset(path, key))
-
-    def close(self) -> None:
-        """Close all files of all threads of this process. Reading again opens them again."""
-        self._handles.close()
-
-    def __enter__(self) -> HDF5Dataset:
-        return self
-
-    def __exit__(self, *_) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         keys = ", ".join(f"{key} {shape} {dtype}" for key, (shape, dtype) in self._signature.items())
@@ -209,21 +199,3 @@ class HDF5Dataset:
                 raise DataError(f"{path}: different numbers of samples: {listed}")
             counts.append(rows[self.input])
         return np.concatenate([[0], np.cumsum(counts)])
-
-
-def find_files(source: str | os.PathLike | Iterable[str | os.PathLike]) -> list[Path]:
-    """The HDF5 files a source names: those of a folder in name order, or the given ones; raises if there is none."""
-    if isinstance(source, (str, os.PathLike)):
-        source = Path(source)
-        if source.is_dir():
-            found = sorted(p for p in source.iterdir() if p.suffix in SUFFIXES and not p.name.startswith("."))
-            if not found:
-                raise FileNotFoundError(f"folder {source} holds no HDF5 file ({', '.join(SUFFIXES)})")
-            return found
-        source = [source]
-    paths = [Path(p) for p in source]
-    if not paths:
-        raise FileNotFoundError("an HDF5 dataset was asked for without any file")
-    if not paths[0].exists():
-        raise FileNotFoundError(f"no such file or folder: {paths[0]} (looked for HDF5 data; working in {Path.cwd()})")
-    return paths

@@ -9,6 +9,7 @@ import numpy as np
 
 from hpcpar.data.prefetch import Prefetch
 from hpcpar.data.sampler import Position, Sampler
+from hpcpar.data.samples import Samples
 
 __all__ = ["BatchReader"]
 
@@ -18,8 +19,7 @@ class BatchReader:
 
     Parameters
     ----------
-    dataset : object
-        With ``len`` and ``close``.
+    dataset : Samples
     sampler : Sampler
         Over as many samples as the dataset has.
     depth : int
@@ -31,7 +31,7 @@ class BatchReader:
     the consumer takes a batch, not when it is prefetched, and can be set to resume.
     """
 
-    def __init__(self, dataset: Any, sampler: Sampler, depth: int = 2):
+    def __init__(self, dataset: Samples, sampler: Sampler, depth: int = 2):
         if sampler.samples != len(dataset):
             raise ValueError(f"the sampler counts {sampler.samples} samples, the dataset holds {len(dataset)}")
         self.dataset = dataset

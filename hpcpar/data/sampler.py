@@ -67,7 +67,13 @@ class Sampler:
         return self._order(epoch)
 
     def indices(self, position: Position) -> np.ndarray:
-        """The global batch that starts at a position: 1 to `batch` sample indices."""
+        """The global batch that starts at a position: 1 to `batch` sample indices.
+
+        Raises
+        ------
+        ValueError
+            The position is outside of an epoch.
+        """
         if not 0 <= position.sample < self.samples:
             raise ValueError(f"{position} is outside of an epoch of {self.samples} samples")
         return self.order(position.epoch)[position.sample : position.sample + self.batch]

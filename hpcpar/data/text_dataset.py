@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import threading
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from hpcpar.data.files import DataError
-from hpcpar.data.handles import Handles
-from hpcpar.data.hdf5 import find_files
+from hpcpar.data.samples import Samples, Source
 from hpcpar.data.text import FORMAT
 from hpcpar.data.text_tokens import Tokens, tokens_from
 
@@ -42,7 +38,7 @@ class Window:
     positions: np.ndarray
 
 
-class TextDataset:
+class TextDataset(Samples):
     """Files of tokens (`hpcpar.data.text`), cut into windows.
 
     Parameters
@@ -72,23 +68,17 @@ class TextDataset:
 
     input = "tokens"
 
-    def __init__(self, source: str | os.PathLike | Iterable[str | os.PathLike], sequence: int):
+    def __init__(self, source: Source, sequence: int):
         if sequence < 1:
             raise ValueError(f"a window has at least one token, got {sequence}")
-        self.paths, self.sequence = find_files(source), sequence
-        self._handles = Handles()
-        self._lock = threading.Lock()
-        self.bytes_read = 0
+        super().__init__(source)
+        self.sequence = sequence
         self.vocabulary, self.end, self._tokenizer = self._describe(self.paths[0])
         self._offsets = [self._read_offsets(path) for path in self.paths]
         self._lengths = [int(offsets[-1]) for offsets in self._offsets]
         self.targets = sum(self._lengths)
         self.raw_bytes = sum(int(self._dataset(path, "bytes")[()].sum()) for path in self.paths)
         self._starts = np.concatenate([[0], np.cumsum([-(-n // sequence) for n in self._lengths])]).astype(np.int64)
-
-    def __len__(self) -> int:
-        """Windows."""
-        return int(self._starts[-1])
 
     @property
     def filled(self) -> float:
@@ -109,11 +99,15 @@ class TextDataset:
         return tokens_from(self._tokenizer, self.end)
 
     def where(self, index: int) -> tuple[int, int]:
-        """Number of the file of a window, and where in its stream the window begins."""
-        if not 0 <= index < len(self):
-            raise IndexError(f"window {index} of a text with {len(self)}")
-        place = int(np.searchsorted(self._starts, index, side="right")) - 1
-        return place, int(index - self._starts[place]) * self.sequence
+        """Number of the file of a window, and where in its stream the window begins.
+
+        Raises
+        ------
+        IndexError
+            There are not so many windows.
+        """
+        place, window = self._find(index)
+        return place, window * self.sequence
 
     def counted(self, index: int) -> int:
         """Targets of a window that count: all but those behind the end."""
@@ -152,16 +146,6 @@ class TextDataset:
         found = np.searchsorted(self._offsets[place], at, side="right") - 1
         return np.where(at < self._lengths[place], found, OUTSIDE)
 
-    def close(self) -> None:
-        """Close all files of all threads of this process. Reading again opens them again."""
-        self._handles.close()
-
-    def __enter__(self) -> TextDataset:
-        return self
-
-    def __exit__(self, *_) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         return (
             f"TextDataset({len(self)} windows of {self.sequence} tokens in {len(self.paths)} files: {self.targets} "
@@ -169,10 +153,7 @@ class TextDataset:
         )
 
     def _stretch(self, place: int, start: int, stop: int) -> np.ndarray:
-        found = self._dataset(self.paths[place], "tokens")[start:stop]
-        with self._lock:
-            self.bytes_read += found.nbytes
-        return found
+        return self._delivered(self._dataset(self.paths[place], "tokens")[start:stop])
 
     def _dataset(self, path: Path, name: str):
         dataset = self._handles.file(path).get(name)

@@ -129,6 +129,13 @@ def part_documents(documents: Sequence[Document], shares: dict[str, float], seed
     dict of str to list of Document
         In the given order; parts with a share of 0 are left out.
 
+    Raises
+    ------
+    ValueError
+        Shares that leave nothing for training.
+    DataError
+        Fewer documents than parts, but more than one.
+
     Notes
     -----
     Documents are drawn whole, in an order that depends on `seed` and their number alone: the test takes each that its
