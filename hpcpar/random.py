@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from hpcpar import kernels
-from hpcpar.creation import global_shape
+from hpcpar.creation import check_dtype, global_shape
 from hpcpar.layout.layout import Layout
 from hpcpar.mesh import Mesh, current_mesh
 from hpcpar.signature import signature
-from hpcpar.tensors import Tensor, check_dtype
+from hpcpar.tensors import Tensor
 
 _state = {"seed": 0, "stream": 0}
 

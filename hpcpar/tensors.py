@@ -12,7 +12,7 @@ import numpy as np
 from hpcpar import autograd
 from hpcpar.autograd import Contributions, Node
 from hpcpar.layout.layout import Layout
-from hpcpar.mesh import Mesh, current_mesh
+from hpcpar.mesh import Mesh
 from hpcpar.primitives.repartition import move, plan
 from hpcpar.primitives.under_way import Move
 from hpcpar.signature import Signature, signature
@@ -365,74 +365,3 @@ class Parameter(Tensor):
     ) -> None:
         super().__init__(data, sig, requires_grad)
         self.order = order
-
-
-def tensor(
-    array: Any,
-    mesh: Mesh | None = None,
-    layout: Layout | None = None,
-    requires_grad: bool = False,
-    dtype: Any = None,
-) -> Tensor:
-    """Make a tensor from a global array that every rank holds; each rank keeps its block. No message.
-
-    Parameters
-    ----------
-    array : array_like
-        The same value on every rank.
-    mesh : Mesh, optional
-        The current mesh by default.
-    layout : Layout, optional
-        Replicated by default. Over partial axes, index 0 keeps the value and the others hold zeros.
-
-    Raises
-    ------
-    TypeError
-        When the array holds no numbers.
-    RuntimeError
-        When integers or booleans are to require gradients, as in torch.
-    """
-    array = array if hasattr(array, "__array_function__") else np.asarray(array)
-    if dtype is not None:
-        array = array.astype(dtype, copy=False)
-    check_dtype(array.dtype, requires_grad)
-    mesh = mesh or current_mesh()
-    sig = signature(mesh, tuple(array.shape), layout or Layout())
-    whole = signature(mesh, sig.shape, Layout())
-    shard = move(array, whole, sig)
-    if shard.base is not None or shard is array:
-        shard = shard.copy(order="K")  # a view would keep the whole array alive
-    return Tensor(shard, sig, requires_grad)
-
-
-def from_shard(
-    shard: Any,
-    shape: tuple[int, ...],
-    mesh: Mesh | None = None,
-    layout: Layout | None = None,
-    requires_grad: bool = False,
-) -> Tensor:
-    """Make a tensor of global `shape` from this rank's block, which is not copied. No message.
-
-    Raises
-    ------
-    ValueError
-        When the block has another shape than the block rule gives this rank.
-    TypeError, RuntimeError
-        As `tensor`.
-    """
-    check_dtype(shard.dtype, requires_grad)
-    sig = signature(mesh or current_mesh(), tuple(shape), layout or Layout())
-    if tuple(shard.shape) != sig.local_shape:
-        raise ValueError(
-            f"the shard has shape {tuple(shard.shape)}; rank {sig.mesh.rank} owns {sig.local_shape} of {sig!r}"
-        )
-    return Tensor(shard, sig, requires_grad)
-
-
-def check_dtype(dtype: Any, requires_grad: bool) -> None:
-    """Refuse what a tensor cannot hold, and gradients of what is no floating point number."""
-    if dtype.kind in "OUSMm":
-        raise TypeError(f"a tensor holds numbers; got an array of dtype {dtype}")
-    if requires_grad and dtype.kind in "biu":
-        raise RuntimeError(f"only floating point tensors can require gradients; got dtype {dtype}")

@@ -20,9 +20,10 @@ import numpy as np
 from hpcpar.checkpoint.folder import Folder
 from hpcpar.checkpoint.reading import Checkpoint
 from hpcpar.checkpoint.saver import Saver
+from hpcpar.creation import from_shard, tensor
 from hpcpar.layout.layout import Layout
 from hpcpar.mesh import Mesh
-from hpcpar.tensors import Tensor, from_shard, tensor
+from hpcpar.tensors import Tensor
 
 CHUNK_BYTES = 8 << 20
 ARRAYS = 16

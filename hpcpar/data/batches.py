@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcpar.creation import from_shard
 from hpcpar.data.augment import Transform
 from hpcpar.data.hdf5 import HDF5Dataset
 from hpcpar.data.loader import Batch, Loader
@@ -16,7 +17,7 @@ from hpcpar.data.sampler import Position, Sampler
 from hpcpar.layout.layout import Layout
 from hpcpar.mesh import Mesh, current_mesh
 from hpcpar.signature import Signature
-from hpcpar.tensors import Tensor, from_shard
+from hpcpar.tensors import Tensor
 
 __all__ = ["Batches", "TensorBatches", "box_of"]
 

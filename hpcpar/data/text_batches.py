@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hpcpar.creation import from_shard
 from hpcpar.data.batches import TensorBatches, box_of
 from hpcpar.data.orientation import Box
 from hpcpar.data.reader import BatchReader
@@ -16,7 +17,7 @@ from hpcpar.data.text_dataset import IGNORED, TextDataset
 from hpcpar.layout.layout import Layout
 from hpcpar.layout.sequence import zigzag
 from hpcpar.mesh import Mesh, current_mesh
-from hpcpar.tensors import Tensor, from_shard
+from hpcpar.tensors import Tensor
 from hpcpar.trace import span
 
 __all__ = ["Text", "TextBatches"]

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from hpcpar import functional as F
+from hpcpar.creation import from_shard
 from hpcpar.kernels import array_module
 from hpcpar.layout.layout import Layout, LayoutError
-from hpcpar.tensors import Tensor, from_shard
+from hpcpar.tensors import Tensor
 
 
 class LayerCache:

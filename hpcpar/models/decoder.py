@@ -9,6 +9,7 @@ import numpy as np
 
 from hpcpar import functional as F
 from hpcpar import nn
+from hpcpar.creation import tensor
 from hpcpar.layout.layout import Layout
 from hpcpar.layout.sequence import zigzag
 from hpcpar.mesh import Mesh
@@ -20,7 +21,7 @@ from hpcpar.models.placement import Spread
 from hpcpar.nn import init
 from hpcpar.ops.attention import ORDERS
 from hpcpar.parallel.plan import Entry
-from hpcpar.tensors import Tensor, tensor
+from hpcpar.tensors import Tensor
 
 
 class MLP(nn.Module):

@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from hpcpar.autograd import no_grad
+from hpcpar.creation import from_shard, tensor
 from hpcpar.layout.layout import Layout, LayoutError
 from hpcpar.models.cache import Cache
 from hpcpar.models.decoder import Decoder
 from hpcpar.models.sampling import Sampling
-from hpcpar.tensors import Tensor, from_shard, tensor
+from hpcpar.tensors import Tensor
 
 
 def generate(

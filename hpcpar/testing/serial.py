@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from hpcpar.creation import from_shard
 from hpcpar.layout.layout import Layout, LayoutError
 from hpcpar.mesh import Mesh
 from hpcpar.signature import Signature, signature
-from hpcpar.tensors import Parameter, Tensor, from_shard
+from hpcpar.tensors import Parameter, Tensor
 from hpcpar.testing.compare import assert_close_everywhere, collective_assert
 
 
@@ -146,18 +147,14 @@ def block(array: Any, sig: Signature) -> np.ndarray:
     return np.asarray(array)[tuple(slice(a, b) for a, b in sig.box)]
 
 
-def _compare_results(
-    mesh: Mesh, results: tuple, expected: tuple, tolerance: float | None, out: Layout | None
-) -> None:
+def _compare_results(mesh: Mesh, results: tuple, expected: tuple, tolerance: float | None, out: Layout | None) -> None:
     collective_assert(mesh.world, len(results) == len(expected), f"{len(results)} results, {len(expected)} expected")
     if out is not None:
         wanted = out.on(results[0].shape, mesh.shape)
         collective_assert(mesh.world, results[0].layout == wanted, f"result lies as {results[0].layout}, not {wanted}")
     for i, (y, twin) in enumerate(zip(results, expected, strict=True)):
         whole = _plain(twin)
-        collective_assert(
-            mesh.world, y.shape == whole.shape, f"result {i} has shape {y.shape}, expected {whole.shape}"
-        )
+        collective_assert(mesh.world, y.shape == whole.shape, f"result {i} has shape {y.shape}, expected {whole.shape}")
         fits = y.shard.shape == y.sig.local_shape
         collective_assert(mesh.world, fits, f"result {i}: shard {y.shard.shape} of {y.sig!r}, not {y.sig.local_shape}")
         y = y.resolve()

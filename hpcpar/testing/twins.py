@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from hpcpar import functional, kernels
+from hpcpar.creation import tensor
 from hpcpar.layout.layout import Layout
-from hpcpar.tensors import tensor
 from hpcpar.testing import transformer_twins
 from hpcpar.testing.serial import operand
 

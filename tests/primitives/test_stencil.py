@@ -8,12 +8,12 @@ from math import prod
 import numpy as np
 import pytest
 
+from hpcpar.creation import tensor
 from hpcpar.layout.layout import Layout
 from hpcpar.mesh import Mesh
 from hpcpar.primitives.halo import clear_cache
 from hpcpar.primitives.stencil import block_ranks, halo_exchange, halo_exchange_adjoint
 from hpcpar.signature import signature
-from hpcpar.tensors import tensor
 from hpcpar.testing import dot_test
 
 
