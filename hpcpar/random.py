@@ -21,7 +21,13 @@ _state = {"seed": 0, "stream": 0}
 
 
 def manual_seed(seed: int) -> None:
-    """Set the seed (0 to 2**64 - 1) and start again at stream 0. Every rank must give the same one."""
+    """Set the seed (0 to 2**64 - 1) and start again at stream 0. Every rank must give the same one.
+
+    Raises
+    ------
+    ValueError
+        Another number.
+    """
     if not 0 <= seed < 1 << 64:
         raise ValueError(f"a seed is an integer from 0 to 2**64 - 1, got {seed}")
     _state.update(seed=int(seed), stream=0)

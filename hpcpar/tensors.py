@@ -75,30 +75,37 @@ class Tensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Global shape."""
         return self.sig.shape
 
     @property
     def ndim(self) -> int:
+        """Number of dims."""
         return len(self.sig.shape)
 
     @property
     def layout(self) -> Layout:
+        """How the value lies on the mesh, without axes of length 1."""
         return self.sig.layout
 
     @property
     def mesh(self) -> Mesh:
+        """The mesh that it lies on."""
         return self.sig.mesh
 
     @property
     def shard(self) -> Any:
+        """This rank's piece; over partial axes its share of the value, not the value."""
         return self._data
 
     @property
     def dtype(self) -> np.dtype:
+        """Of the elements."""
         return self._data.dtype
 
     @property
     def is_leaf(self) -> bool:
+        """Whether no operation made it, so that its gradient is kept."""
         return self.node is None or self.node.op is None
 
     def size(self, dim: int | None = None) -> Any:
@@ -198,7 +205,7 @@ class Tensor:
         return weakref.ref(array) if weak else lambda: array
 
     def set_data(self, data: Any) -> None:
-        """Replace the shard (an optimizer step, a load): remembered moves are dropped."""
+        """Replace the shard (an optimizer step, a load); ValueError for another shape. Remembered moves are dropped."""
         if data.shape != self.sig.local_shape:
             raise ValueError(f"the shard of {self!r} has shape {self.sig.local_shape}, got {data.shape}")
         self._data = data
@@ -213,7 +220,13 @@ class Tensor:
     # ---- gradients
 
     def requires_grad_(self, requires_grad: bool = True) -> Tensor:
-        """Ask for a gradient (of a leaf), and return the tensor."""
+        """Ask for a gradient (of a leaf), and return the tensor.
+
+        Raises
+        ------
+        RuntimeError
+            An operation made it.
+        """
         if not self.is_leaf:
             raise RuntimeError("only a leaf can change whether it requires a gradient; use detach()")
         self.requires_grad = requires_grad
@@ -224,7 +237,22 @@ class Tensor:
         return self
 
     def backward(self, gradient: Tensor | None = None, retain_graph: bool = False) -> None:
-        """Accumulate gradients into the leaves; `gradient` is a tensor of this shape (a 1 for a scalar). Collective."""
+        """Accumulate gradients into the leaves. Collective.
+
+        Parameters
+        ----------
+        gradient : Tensor, optional
+            Of this tensor, in its shape and any layout; 1 by default, for a scalar.
+        retain_graph : bool
+            Keep what backward needs, to run it again.
+
+        Raises
+        ------
+        ValueError
+            The gradient has another shape.
+        RuntimeError
+            There is nothing to go back through (any more), or no gradient for what is not a scalar.
+        """
         shard = None
         if gradient is not None:
             if gradient.shape != self.shape:

@@ -70,7 +70,19 @@ def make_tensors(mesh: Mesh, nbytes: int) -> dict[str, Tensor]:
 
 
 def measure(mesh: Mesh, folder: Path, tensors: dict[str, Tensor], rounds: int) -> dict[str, list[float]]:
-    """Return seconds of each kind: plain, blocking, pause (of training, in the background), load, verify."""
+    """Return seconds of each kind: plain, blocking, pause (of training, in the background), load, verify.
+
+    Parameters
+    ----------
+    mesh : Mesh
+        Over all ranks. Collective.
+    folder : path
+        Where files are written and removed again.
+    tensors : dict of str to Tensor
+        What a checkpoint holds.
+    rounds : int
+        How often each kind is measured; they take turns.
+    """
     world, saver = mesh.world, Saver(Folder(folder / "c"), mesh.world, keep=1)
     mine = sum(t.numel() * t.dtype.itemsize for t in tensors.values()) // mesh.size
     data = np.random.default_rng(mesh.rank).integers(0, 255, mine, np.uint8)

@@ -41,6 +41,15 @@ def export_weights(checkpoint: Checkpoint, out: str | Path, shard_bytes: int | N
     -------
     list of Path
         The files, and the index last where there are several.
+
+    Raises
+    ------
+    CheckpointError
+        The checkpoint holds no model.
+    ValueError
+        The name of a single file does not end in ``.safetensors``.
+    ImportError
+        The package safetensors is missing.
     """
     library, out = _library(), Path(out)
     arrays = checkpoint.group("model")
@@ -80,6 +89,15 @@ def import_weights(source: str | Path, folder: str | Path, step: int = 0) -> Pat
         Of checkpoints.
     step : int
         In the name of the checkpoint.
+
+    Raises
+    ------
+    ValueError
+        An array is in two of the files.
+    FileNotFoundError
+        There are no such files.
+    ImportError
+        The package safetensors is missing.
     """
     target = Folder(folder)
     aside = target.prepare(step)

@@ -149,6 +149,11 @@ class Saver:
         steady : collection of str
             Tensors that the caller will not change before it has called `settle`: weights and optimizer state, until
             the next optimizer step. They are copied in the background.
+
+        Raises
+        ------
+        SaveError, FloatingPointError
+            As `save`, about the checkpoint before; SaveError also where this one cannot begin.
         """
         self.finish()
         self._step, self._state, self._reports = step, copy.deepcopy(dict(state)), None

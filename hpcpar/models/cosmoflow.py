@@ -96,7 +96,13 @@ class CosmoFlow(nn.Module):
             nn.init.constant_(layer.bias, 0.1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (N, outputs) from volumes (N, in_channels, width, width, width)."""
+        """Return (N, outputs) from volumes (N, in_channels, width, width, width).
+
+        Raises
+        ------
+        ValueError
+            x has another shape than the network takes.
+        """
         if x.shape[1] != self.in_channels or any(n != self.width for n in x.shape[2:]):
             raise ValueError(f"CosmoFlow takes (N, {self.in_channels}, {self.width}^3), got {x.shape}")
         for i, pooled in enumerate(self.pooled, 1):

@@ -134,7 +134,13 @@ class Decoder(nn.Module):
     def features(
         self, tokens: Tensor, positions: Any = None, documents: Tensor | None = None, cache: Cache | None = None
     ) -> Tensor:
-        """Return the stream (N, S, width) behind the last norm; arguments as of `forward`."""
+        """Return the stream (N, S, width) behind the last norm; arguments as of `forward`.
+
+        Raises
+        ------
+        ValueError
+            The tokens are not integers (N, S).
+        """
         if tokens.ndim != 2 or tokens.dtype.kind not in "iu":
             raise ValueError(f"a Decoder takes integers (N, S), got {tokens.dtype} of shape {tokens.shape}")
         x = self.embedding(tokens)

@@ -211,7 +211,13 @@ class SpaceTime(nn.Module):
         self.head = Head(config)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (N, T, S, outputs) from tokens (N, T, S, channels)."""
+        """Return (N, T, S, outputs) from tokens (N, T, S, channels).
+
+        Raises
+        ------
+        ValueError
+            x has another shape than the network takes.
+        """
         c = self.config
         if x.ndim != 4 or x.shape[3] != c.channels or x.shape[1] > c.frames or x.shape[2] > c.places:
             raise ValueError(f"SpaceTime takes (N, <= {c.frames}, <= {c.places}, {c.channels}), got {x.shape}")

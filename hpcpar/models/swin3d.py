@@ -160,7 +160,13 @@ class Swin3d(nn.Module):
         self.head = nn.Conv3d(base, classes, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits (N, classes, D, H, W)."""
+        """Return logits (N, classes, D, H, W).
+
+        Raises
+        ------
+        ValueError
+            x has another shape than the network takes.
+        """
         if x.ndim != 5 or x.shape[1] != self.in_channels:
             raise ValueError(f"Swin3d takes (N, {self.in_channels}, D, H, W), got {x.shape}")
         layer, tokens, skips = self._modules, self.embedding(x), []

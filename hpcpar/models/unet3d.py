@@ -79,7 +79,13 @@ class UNet3d(nn.Module):
         self.head = nn.Conv3d(channels, classes, 1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits (N, classes, D, H, W)."""
+        """Return logits (N, classes, D, H, W).
+
+        Raises
+        ------
+        ValueError
+            x has another shape than the network takes.
+        """
         if x.ndim != 5 or x.shape[1] != self.in_channels or min(x.shape[2:]) < 1 << self.levels:
             raise ValueError(
                 f"UNet3d takes (N, {self.in_channels}, D, H, W), extents of at least {1 << self.levels}, got {x.shape}"

@@ -133,7 +133,13 @@ class ViT3d(nn.Module):
             self.head = nn.Conv3d(refine, classes, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits (N, classes, D, H, W), or (N, outputs)."""
+        """Return logits (N, classes, D, H, W), or (N, outputs).
+
+        Raises
+        ------
+        ValueError
+            x has another shape than the network takes.
+        """
         if x.ndim != 5 or x.shape[1] != self.in_channels:
             raise ValueError(f"ViT3d takes (N, {self.in_channels}, D, H, W), got {x.shape}")
         tokens = self.embedding(x)

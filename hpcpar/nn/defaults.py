@@ -17,7 +17,13 @@ def get_default_dtype() -> np.dtype:
 
 
 def set_default_dtype(dtype: Any) -> None:
-    """Set the dtype of new parameters and buffers: a floating one."""
+    """Set the dtype of new parameters and buffers: a floating one.
+
+    Raises
+    ------
+    TypeError
+        It is not a floating one.
+    """
     global _dtype
     new = np.dtype(dtype)
     if new.kind != "f":

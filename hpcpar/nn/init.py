@@ -1,8 +1,8 @@
 """Initial values, drawn by global index: the same weights under every layout and on every number of ranks.
 
-Every function fills a tensor in place and returns it. Each draw takes the next stream of `hpcpar.random`, so all ranks
-must initialise the same tensors in the same order; a rank computes its own block alone. Fans are those of the global
-shape.
+Every function fills a tensor in place and returns it, and raises a ValueError for a partial one. Each draw takes the
+next stream of `hpcpar.random`, so all ranks must initialise the same tensors in the same order; a rank computes its own
+block alone. Fans are those of the global shape.
 """
 
 from __future__ import annotations
@@ -106,6 +106,11 @@ def parameter(
         The current mesh, replicated, by default.
     order : tuple of int, optional
         The permutation of dims by which memory is walked, where it is not the logical order.
+
+    Raises
+    ------
+    ValueError
+        The layout is partial.
     """
     sig = signature(mesh or current_mesh(), tuple(int(n) for n in shape), layout or Layout())
     if sig.partial:
@@ -134,6 +139,11 @@ def trunc_normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, a: float 
     """Fill with normal numbers, given that they lie in [a, b]: by inversion, as one uniform number makes one element.
 
     The inverse of the normal distribution function is found by bisection, to about 1e-12 of a standard deviation.
+
+    Raises
+    ------
+    ValueError
+        The interval is empty.
     """
     if not a < b:
         raise ValueError(f"trunc_normal_: the interval [{a}, {b}] is empty")
@@ -183,7 +193,13 @@ def ones_(tensor: Tensor) -> Tensor:
 
 
 def fans(tensor: Tensor) -> tuple[int, int]:
-    """Return (fan in, fan out) of a weight (out, in, *kernel), from the global shape."""
+    """Return (fan in, fan out) of a weight (out, in, *kernel), from the global shape.
+
+    Raises
+    ------
+    ValueError
+        It has fewer than 2 dims.
+    """
     if tensor.ndim < 2:
         raise ValueError(f"fans are those of a weight with 2 or more dims, got shape {tensor.shape}")
     field = prod(tensor.shape[2:])
@@ -197,7 +213,13 @@ _GAINS = {
 
 
 def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
-    """Return the factor that keeps variances behind a nonlinearity; `param` is the slope of ``"leaky_relu"`` (0.01)."""
+    """Return the factor that keeps variances behind a nonlinearity; `param` is the slope of ``"leaky_relu"`` (0.01).
+
+    Raises
+    ------
+    ValueError
+        A nonlinearity that is not known.
+    """
     if nonlinearity == "leaky_relu":
         slope = 0.01 if param is None else param
         return sqrt(2.0 / (1.0 + slope * slope))

@@ -132,7 +132,10 @@ class Module:
         registry[name] = self.__dict__[name] = value
 
     def register_parameter(self, name: str, parameter: Parameter | None) -> None:
-        """Add a parameter, or None where an optional one is absent."""
+        """Add a parameter, or None where an optional one is absent.
+
+        TypeError for anything else; KeyError for a name with a dot, or of an attribute that every module has.
+        """
         if parameter is not None and not isinstance(parameter, Parameter):
             raise TypeError(f"parameter {name!r} of {type(self).__name__} is a {type(parameter).__name__}")
         self._place(self._parameters, name, parameter)
@@ -140,14 +143,14 @@ class Module:
             parameter.name = _join(self.full_name, name)
 
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
-        """Add a tensor that is not trained; `state_dict` has it where it is `persistent`."""
+        """Add a tensor that is not trained; `state_dict` has it where it is `persistent`. Errors as `register_parameter`."""
         if tensor is not None and (not isinstance(tensor, Tensor) or tensor.is_parameter):
             raise TypeError(f"buffer {name!r} of {type(self).__name__} is a {type(tensor).__name__}, not a Tensor")
         self._place(self._buffers, name, tensor)
         (self._transient.discard if persistent else self._transient.add)(name)
 
     def add_module(self, name: str, module: Module | None) -> None:
-        """Add a sub-module."""
+        """Add a sub-module. Errors as `register_parameter`."""
         if module is not None and not isinstance(module, Module):
             raise TypeError(f"module {name!r} of {type(self).__name__} is a {type(module).__name__}")
         self._place(self._modules, name, module)
@@ -212,7 +215,7 @@ class Module:
         return (buffer for _, buffer in self.named_buffers(recurse=recurse))
 
     def get_submodule(self, target: str) -> Module:
-        """Return the module with the relative name `target`."""
+        """Return the module with the relative name `target`; AttributeError where there is none."""
         module: Module = self
         for name in target.split(".") if target else ():
             found = module._modules.get(name)
@@ -222,7 +225,7 @@ class Module:
         return module
 
     def get_parameter(self, target: str) -> Parameter:
-        """Return the parameter with the relative name `target`."""
+        """Return the parameter with the relative name `target`; AttributeError where there is none."""
         path, _, name = target.rpartition(".")
         found = self.get_submodule(path)._parameters.get(name)
         if found is None:

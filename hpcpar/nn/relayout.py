@@ -18,7 +18,15 @@ class Moves:
         self._seen: dict[tuple[Signature, Signature], str] = {}
 
     def bring(self, name: str, value: Any, layout: Layout) -> Tensor:
-        """Return the tensor `value` under `layout`, and record the move where there is one."""
+        """Return the tensor `value` under `layout`, and record the move where there is one.
+
+        Raises
+        ------
+        ValueError
+            It is no tensor.
+        LayoutError
+            The layout does not fit.
+        """
         if not isinstance(value, Tensor):
             raise ValueError(f"a module with a layout takes and returns a tensor, got a {type(value).__name__}")
         target = signature(value.mesh, value.shape, layout)

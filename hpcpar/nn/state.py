@@ -146,7 +146,15 @@ def _box(target: Tensor) -> tuple[slice, ...]:
 
 
 def convert(tensor: Tensor, dtype: Any = None, device: str | None = None) -> None:
-    """Bring a floating tensor to a dtype, any tensor to a device ("cpu" or "gpu"), in place; gradients are dropped."""
+    """Bring a floating tensor to a dtype, any tensor to a device ("cpu" or "gpu"), in place; gradients are dropped.
+
+    Raises
+    ------
+    ValueError
+        Another device.
+    ModuleNotFoundError
+        For "gpu", without CuPy.
+    """
     if device not in (None, "cpu", "gpu"):
         raise ValueError(f"a device is 'cpu' or 'gpu', got {device!r}")
     data = tensor.shard
@@ -180,6 +188,13 @@ def empty_like(tensor: Tensor) -> Any:
 
 def relayout_(tensor: Tensor, layout: Layout) -> None:
     """Change the layout of a leaf in place: the same value, the same object. Collective; its gradient is dropped.
+
+    Raises
+    ------
+    ValueError
+        The layout is partial.
+    LayoutError
+        It does not fit.
 
     Notes
     -----

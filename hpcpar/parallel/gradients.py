@@ -184,6 +184,13 @@ class GradientSync:
             Over how many samples, voxels or tokens of all ranks the loss is a mean. The gradients then are those of the
             mean over everything since the last `finish`: micro-batches of unequal sizes count as they should.
 
+        Raises
+        ------
+        ValueError
+            A weight that is not positive, or one given for some micro-batches only.
+        RuntimeError
+            Gradients of the step before are still there.
+
         Notes
         -----
         After an error in backward that the program survives, call ``zero_grad()``: the next call begins a new step.

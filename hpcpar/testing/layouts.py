@@ -52,10 +52,21 @@ def draw_layout(
     partial: bool = False,
     forbid: Sequence[int] = (),
 ) -> Layout:
-    """Return a random layout for an array of `shape`.
+    """Return a random layout: each axis of the mesh splits a dim, is partial, or is left out.
 
-    Each axis of the mesh splits a dim, is partial (if `partial`), or is left out; several axes on one dim form a stack
-    in any order. Dims in `forbid` are not split.
+    Several axes on one dim form a stack in any order.
+
+    Parameters
+    ----------
+    rng : Generator
+        With the same seed on every rank.
+    shape : sequence of int
+        Of the array.
+    mesh : Mesh or mapping of str to int
+    partial : bool
+        Whether axes may be partial.
+    forbid : sequence of int
+        Dims that are not split.
     """
     axes = list(mesh.shape if isinstance(mesh, Mesh) else mesh)
     dims: list[list[str]] = [[] for _ in shape]
@@ -83,6 +94,12 @@ def run_cases(case: Callable[[np.random.Generator], Any], count: int, seed: int 
 
     A LayoutError counts as refused. Any other failure is raised again with a line that runs this one case alone: the
     environment variable ``HPCPAR_CASE`` selects it.
+
+    Parameters
+    ----------
+    case : callable
+        Draws a case and checks it.
+    count, seed : int
 
     Returns
     -------

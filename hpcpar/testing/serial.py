@@ -99,6 +99,17 @@ def operand(
     """Return `array` as a tensor, or parameter; over partial axes as random shares that add up to it.
 
     Shares are dyadic numbers, so that adding them is exact for operands of few bits; those of integers are integers.
+
+    Parameters
+    ----------
+    array : array
+        The whole value, the same on every rank.
+    mesh : Mesh
+    layout : Layout, optional
+        Replicated by default.
+    requires_grad, parameter : bool
+    stream : int
+        Tells the shares of operands apart.
     """
     sig = signature(mesh, tuple(array.shape), layout or Layout())
     share = _share(array, sig, np.random.default_rng([20_240_229, stream])) if sig.partial else array
@@ -120,7 +131,15 @@ def _share(array: np.ndarray, sig: Signature, rng: np.random.Generator) -> np.nd
 
 
 def all_or_none(mesh: Mesh, call: Callable[[], Any]) -> Any:
-    """Return ``call()``; a LayoutError must come on all ranks with one text, else all ranks fail. Collective."""
+    """Return ``call()``; a LayoutError must come on all ranks with one text, else all ranks fail. Collective.
+
+    Raises
+    ------
+    LayoutError
+        The call's.
+    AssertionError
+        The ranks disagree about it.
+    """
     result, text = None, None
     try:
         result = call()
