@@ -143,14 +143,14 @@ class Module:
             parameter.name = _join(self.full_name, name)
 
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
-        """Add a tensor that is not trained; `state_dict` has it where it is `persistent`. Errors as `register_parameter`."""
+        """Add a tensor that is not trained; `state_dict` has it where it is `persistent`. Errors as for parameters."""
         if tensor is not None and (not isinstance(tensor, Tensor) or tensor.is_parameter):
             raise TypeError(f"buffer {name!r} of {type(self).__name__} is a {type(tensor).__name__}, not a Tensor")
         self._place(self._buffers, name, tensor)
         (self._transient.discard if persistent else self._transient.add)(name)
 
     def add_module(self, name: str, module: Module | None) -> None:
-        """Add a sub-module. Errors as `register_parameter`."""
+        """Add a sub-module. Errors as for parameters."""
         if module is not None and not isinstance(module, Module):
             raise TypeError(f"module {name!r} of {type(self).__name__} is a {type(module).__name__}")
         self._place(self._modules, name, module)
