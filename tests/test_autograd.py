@@ -386,19 +386,3 @@ def test_what_was_moved_before_a_backward_is_moved_again_after_it() -> None:
     with counter.counting() as sent:
         again = x.moved(whole)
     assert sent and again is not held and np.array_equal(again, held)
-
-
-@pytest.mark.parametrize("dtype", [np.int64, np.uint8, bool])
-def test_only_floating_point_tensors_require_gradients(dtype: type) -> None:
-    mesh = mesh_of_all()
-    whole = hp.tensor(np.ones(4, dtype), mesh, Layout("a"))
-    with pytest.raises(RuntimeError, match="only floating point"):
-        hp.tensor(np.ones(4, dtype), mesh, Layout("a"), requires_grad=True)
-    with pytest.raises(RuntimeError, match="only floating point"):
-        hp.from_shard(whole.shard, (4,), mesh, Layout("a"), requires_grad=True)
-
-
-@pytest.mark.parametrize("values", [["a", "b"], [None, 1], np.array(["2026-12-01"], "M8[D]")])
-def test_what_is_no_number_makes_no_tensor(values: object) -> None:
-    with pytest.raises(TypeError, match="holds numbers"):
-        hp.tensor(np.asarray(values), mesh_of_all(), Layout("a"))

@@ -1,4 +1,4 @@
-"""Tensors made from numbers, ranges and random streams: torch's arguments, and the same values under every layout."""
+"""Tensors made from arrays, numbers, ranges and random streams: torch's arguments, the same values everywhere."""
 
 from __future__ import annotations
 
@@ -60,3 +60,18 @@ def test_what_is_no_shape_is_named(split, shape):
     for name in ("zeros", "randn"):
         with pytest.raises(ValueError, match="whole numbers >= 0"):
             getattr(hp, name)(*shape, **split)
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint8, bool])
+def test_only_floating_point_tensors_require_gradients(split, dtype):
+    whole = hp.tensor(np.ones(4, dtype), **split)
+    with pytest.raises(RuntimeError, match="only floating point"):
+        hp.tensor(np.ones(4, dtype), requires_grad=True, **split)
+    with pytest.raises(RuntimeError, match="only floating point"):
+        hp.from_shard(whole.shard, (4,), requires_grad=True, **split)
+
+
+@pytest.mark.parametrize("values", [["a", "b"], [None, 1], np.array(["2026-12-01"], "M8[D]")])
+def test_what_is_no_number_makes_no_tensor(split, values):
+    with pytest.raises(TypeError, match="holds numbers"):
+        hp.tensor(np.asarray(values), **split)
