@@ -133,6 +133,43 @@ def test_gradients_of_weights_whose_windows_hang_over_the_ends_are_right(
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("compute_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("channels", "count"), [(191, 1), (192, 2), (257, 3)])
+def test_many_channels_are_convolved_in_parts_that_add_up(rng, channels, count, compute_dtype):
+    if compute_dtype == "bfloat16" and kernels.bfloat16_missing():
+        pytest.skip(kernels.bfloat16_missing())
+    from hpcpar.kernels.cpu.onednn.conv import channel_parts
+
+    assert len(channel_parts(channels, 64, 4096)) == count
+    shapes = (1, channels, 4098), (64, channels, 3), (64,)
+    x, w, bias = (kernels.round_to_bfloat16(rng.standard_normal(shape).astype(np.float32)) for shape in shapes)
+    x = kernels.to_channels_last(x)
+    geometry = ((1,), ((0, 0),), (1,))
+    want = kernels.conv_forward(x.astype(np.float64), w.astype(np.float64), bias.astype(np.float64), *geometry)
+    got = kernels.conv_forward(x, w, bias, *geometry, compute_dtype=compute_dtype)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-3)
+    first = kernels.to_channels_last(rng.standard_normal(want.shape).astype(np.float32))
+    out = first.copy("K")
+    got = kernels.conv_forward(x, w, bias, *geometry, 1, out, 0.1, True, compute_dtype)
+    assert got is out
+    want += first
+    np.testing.assert_allclose(out, np.where(want > 0, want, 0.1 * want), rtol=1e-4, atol=1e-3)
+    gap = np.empty((*want.shape, 2), np.float32)[..., 0]
+    np.testing.assert_allclose(kernels.conv_forward(x, w, None, *geometry, out=gap, compute_dtype=compute_dtype),
+                               want - first - bias.reshape(-1, 1), rtol=1e-4, atol=1e-3)
+
+
+def test_the_copy_of_a_part_is_counted():
+    geometry = ((1,), ((0, 0),), (1,))
+    peak = []
+    for channels in (128, 256):
+        x, w = (kernels.outline.empty(shape, np.float32) for shape in ((1, channels, 4098), (64, channels, 3)))
+        with kernels.outline.keeping() as ledger:
+            y = kernels.conv_forward(x, w, None, *geometry)
+        peak.append(ledger.peak)
+    assert peak == [y.nbytes, y.nbytes + 128 * 4098 * 4]
+
+
 FORKED = """
 import os, sys, warnings
 import numpy as np

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import registry
 from ..bfloat16 import bfloat16_by_float32
 from ..generic.attention import check as check_attention
 from ..generic.attention import work_dtype
@@ -38,8 +39,18 @@ def rounded(compute_dtype: str, *activations: Array) -> list[Array]:
     """The copies of activations in two bytes or four, which live as long as the kernel runs."""
     if compute_dtype == "float32":
         return []
-    wide = compute_dtype == "bfloat16" and bfloat16_by_float32()
-    return [empty(a.shape, np.float32 if wide else np.uint16) for a in activations]
+    dtype = np.float32 if compute_dtype == "bfloat16" and bfloat16_by_float32() else np.uint16
+    return [empty(a.shape, dtype) for a in activations]
+
+
+def channels_of_a_part(x: Array, w: Array, sizes: Shape) -> Array | None:
+    """The copy of some channels of the input that is convolved at a time; None where it is taken whole."""
+    if x.dtype != np.float32 or not registry.available("onednn"):
+        return None
+    from ..cpu.onednn.conv import channel_parts
+
+    parts = channel_parts(w.shape[1], w.shape[0], prod(sizes))
+    return empty((x.shape[0], max(b - a for a, b in parts), *x.shape[2:]), x.dtype) if len(parts) > 1 else None
 
 
 def conv_forward(
@@ -47,8 +58,10 @@ def conv_forward(
     out: Array | None = None, slope: float | None = None, accumulate: bool = False, compute_dtype: str = "float32",
 ) -> Array:  # fmt: skip
     sizes = check(x, w, stride, padding, dilation, groups)
-    _held = rounded(compute_dtype, x)
-    return channels_last((x.shape[0], w.shape[0], *sizes), x.dtype) if out is None else out
+    y = channels_last((x.shape[0], w.shape[0], *sizes), x.dtype) if out is None else out
+    _part = channels_of_a_part(x, w, sizes) if groups == 1 and (compute_dtype == "float32" or bfloat16_by_float32()) else None
+    _held = rounded(compute_dtype, x if _part is None else _part)
+    return y
 
 
 def conv_backward_data(
