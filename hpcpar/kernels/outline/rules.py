@@ -59,7 +59,8 @@ def conv_forward(
 ) -> Array:  # fmt: skip
     sizes = check(x, w, stride, padding, dilation, groups)
     y = channels_last((x.shape[0], w.shape[0], *sizes), x.dtype) if out is None else out
-    _part = channels_of_a_part(x, w, sizes) if groups == 1 and (compute_dtype == "float32" or bfloat16_by_float32()) else None
+    in_float32 = compute_dtype == "float32" or bfloat16_by_float32()
+    _part = channels_of_a_part(x, w, sizes) if groups == 1 and in_float32 else None
     _held = rounded(compute_dtype, x if _part is None else _part)
     return y
 
