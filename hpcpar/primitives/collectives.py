@@ -51,7 +51,15 @@ def all_gather(comm: Comm, array: Any, dim: int, n: int) -> Any:
 
 
 def reduce_scatter(comm: Comm, array: Any, dim: int, n: int) -> Any:
-    """Sum arrays over the ranks and leave rank r with its block of `dim`, of length `n`. Adjoint: `all_gather`."""
+    """Sum arrays over the ranks and leave rank r with its block of a dim. Adjoint: `all_gather`.
+
+    Parameters
+    ----------
+    array : array
+        A share of the whole sum, of the same shape on every rank.
+    dim, n : int
+        The dim, and its length.
+    """
     if comm.size == 1:
         return array
     assert array.shape[dim] == n, f"dim {dim} of an array of shape {array.shape} is not {n} long"
@@ -64,9 +72,18 @@ def reduce_scatter(comm: Comm, array: Any, dim: int, n: int) -> Any:
 
 
 def all_to_all(comm: Comm, array: Any, split_dim: int, join_dim: int, n: int) -> Any:
-    """Turn a split of `join_dim` (global length `n`) into a split of `split_dim`.
+    """Turn a split of one dim into a split of another.
 
     Adjoint: itself with the two dims exchanged and `n` the length of `split_dim`.
+
+    Parameters
+    ----------
+    array : array
+        This rank's block: ``owned(n, comm.size, comm.rank)`` along `join_dim`, the same other dims on every rank.
+    split_dim, join_dim : int
+        The dim that is split afterwards, and the one that is whole then.
+    n : int
+        Global length of `join_dim`.
     """
     if comm.size == 1:
         return array
@@ -108,9 +125,16 @@ def reduce(comm: Comm, array: Any, root: int = 0) -> Any:
 
 
 def shift(comm: Comm, array: Any, offset: int = 1, shape: tuple[int, ...] | None = None) -> Any:
-    """Pass the arrays round a ring by `offset` ranks; `shape` is what arrives, where it differs.
+    """Pass the arrays round a ring by `offset` ranks. Adjoint: itself with ``-offset``.
 
-    Adjoint: itself with ``-offset``.
+    Parameters
+    ----------
+    array : array
+        In the dtype of every rank's.
+    offset : int
+        Rank r's array arrives at ``(r + offset) % comm.size``.
+    shape : tuple of int, optional
+        Of what arrives here; that of `array` by default.
     """
     return comm.shift(array, offset, shape)
 

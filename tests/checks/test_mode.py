@@ -101,6 +101,7 @@ def test_rounding_in_narrow_types_is_no_violation(dtype: type) -> None:
         (F.linear(x, w) * 0.1).sum().resolve().backward()
 
 
+@pytest.mark.filterwarnings("ignore::hpcpar.kernels.KernelWarning")  # how a processor multiplies such numbers
 @pytest.mark.skipif(bool(bfloat16_missing()), reason=bfloat16_missing())
 @pytest.mark.parametrize("convolution", ["conv2d", "conv_transpose2d"])
 def test_operands_rounded_to_bfloat16_are_no_violation(convolution: str) -> None:
