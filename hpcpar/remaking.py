@@ -50,7 +50,13 @@ def choosing(operations: Sequence[str]) -> Iterator[None]:
 
 
 def checked(who: str, operations: Sequence[str]) -> frozenset[str]:
-    """Return names of operations as a set, all of them known ("relu" is the operation "leaky_relu")."""
+    """Return names of operations as a set, all of them known ("relu" is the operation "leaky_relu").
+
+    Raises
+    ------
+    ValueError
+        One is not known.
+    """
     unknown = [name for name in operations if name not in OPERATIONS]
     if unknown or isinstance(operations, str):
         raise ValueError(f"{who}: operations are names among {', '.join(OPERATIONS)}, got {operations!r}")

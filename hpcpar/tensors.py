@@ -136,7 +136,10 @@ class Tensor:
         return np.array(to_host(whole))
 
     def item(self) -> Any:
-        """Return the value of a tensor with one element; it must be replicated, so that no rank waits for another."""
+        """Return the value of a tensor with one element: ValueError for more.
+
+        It must be replicated, so that no rank waits for another: RuntimeError for what lies on several.
+        """
         if self.sig.size != 1:
             raise ValueError(f"item() of a tensor of shape {self.shape}; only one element can be a number")
         self._require_whole(".resolve() (collective) before item() or float()")

@@ -37,6 +37,11 @@ def plan_pieces(arrays: Mapping[str, tuple[Any, int]], cut_bytes: int = CUT_BYTE
     cut_bytes : int
         See `CUT_BYTES`.
 
+    Raises
+    ------
+    ValueError
+        An array is partial.
+
     Notes
     -----
     Parts go, the largest first, to the replica with the least so far (greedy scheduling, Graham 1969): the load of

@@ -159,12 +159,17 @@ def _must_agree(where: str, operand: str, left: Value, right: Value, within: flo
 
 
 def check_gradient_layouts(parameters: Iterable[Tensor | tuple[str, Tensor]]) -> None:
-    """After the gradient synchronisation: each gradient lies exactly as its parameter does, else CheckError.
+    """After the gradient synchronisation: each gradient lies exactly as its parameter does.
 
     Parameters
     ----------
     parameters : iterable of Parameter, or of (name, Parameter)
         Those without a gradient are passed over.
+
+    Raises
+    ------
+    CheckError
+        Names every gradient that lies otherwise.
     """
     wrong = []
     for number, item in enumerate(parameters):

@@ -66,7 +66,13 @@ def _tell(text: str) -> None:
 
 
 def parse_mesh(words: list[str], ranks: int) -> dict[str, int]:
-    """Return the lengths that AXIS=LENGTH words give; they multiply to the number of ranks."""
+    """Return the lengths that AXIS=LENGTH words give; they multiply to the number of ranks.
+
+    Raises
+    ------
+    UsageError
+        A word is of another form, or the product is another number.
+    """
     from math import prod
 
     from hpcpar.cli.ending import UsageError

@@ -65,7 +65,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def make_request(args: argparse.Namespace, scheduler: str) -> Request:
-    """Turn the options into a request, after the job's mesh was found to fit the ranks."""
+    """Turn the options into a request, after the job's mesh was found to fit the ranks.
+
+    Raises
+    ------
+    UsageError
+        Options that the scheduler does not have.
+    MeshError
+        The job's mesh does not fit the ranks.
+    """
     from hpcpar.grid import MeshError, resolve_lengths
     from hpcpar.train.config import load_job
 
@@ -127,7 +135,13 @@ def default_launcher(scheduler: str, ranks: int) -> str:
 
 
 def find_scheduler(show: bool) -> str:
-    """Return the batch system whose submit command is on PATH; Slurm, if the script is only shown."""
+    """Return the batch system whose submit command is on PATH; Slurm, if the script is only shown.
+
+    Raises
+    ------
+    UsageError
+        There is none.
+    """
     for name, (program, *_) in SCHEDULERS.items():
         if shutil.which(program):
             return name
@@ -137,7 +151,17 @@ def find_scheduler(show: bool) -> str:
 
 
 def submit(scheduler: str, script: Path) -> str:
-    """Hand the script over and return what the batch system answers."""
+    """Hand the script over and return what the batch system answers.
+
+    Raises
+    ------
+    ScriptError
+        It refuses the script.
+    UsageError
+        Its command is not here.
+    TimeoutError
+        It does not answer.
+    """
     command = [*SCHEDULERS[scheduler], str(script)]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

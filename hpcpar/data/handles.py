@@ -84,7 +84,15 @@ def open_options(driver: str | None, comm) -> dict:
 
 
 def open_file(path: Path, options: dict):
-    """Open one file read-only, with errors that say what is wrong with it."""
+    """Open one file read-only, with errors that say what is wrong with it.
+
+    Raises
+    ------
+    FileNotFoundError, PermissionError
+        As the name says.
+    DataError
+        A folder, or a file that is truncated or no HDF5.
+    """
     import h5py
 
     try:

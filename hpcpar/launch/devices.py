@@ -65,6 +65,11 @@ def choose_device(hosts: Sequence[str], visible: Sequence[Sequence[str]], rank: 
         The devices of each rank of the job, as in `choose_devices`.
     rank : int
         This rank in the job.
+
+    Raises
+    ------
+    ValueError
+        A rank of this job sees no device; names its node.
     """
     choices: dict[int, Choice] = {}
     for host in dict.fromkeys(hosts):

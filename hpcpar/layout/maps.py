@@ -122,7 +122,13 @@ def window_map(n: int, o0: int, o1: int, k: int, s: int, d: int, lo: int, mode: 
 
 
 def padded_runs(n: int, u0: int, u1: int, mode: str) -> tuple[Run, ...]:
-    """Return the runs that coordinates ``[u0, u1)``, 0 being the first element, show of a dim padded by `mode`."""
+    """Return the runs that coordinates ``[u0, u1)``, 0 being the first element, show of a dim padded by `mode`.
+
+    Raises
+    ------
+    ValueError
+        An unknown mode, or an empty dim, of which a mode other than zeros has nothing to repeat.
+    """
     if mode not in PAD_MODES:
         raise ValueError(f"padding mode {mode!r} is unknown; the modes are {', '.join(PAD_MODES)}")
     if mode == "zeros" or u0 >= u1:

@@ -49,6 +49,11 @@ def taps(
     weight : ndarray of float64, shape (o1 - o0, taps)
         Their weights.
 
+    Raises
+    ------
+    ValueError
+        An unknown mode, or a length of 0.
+
     Notes
     -----
     Where torch contradicts itself, one rule is taken. The nearest modes compute the index in float32 for all dtypes, as

@@ -29,7 +29,13 @@ def small_weights(tensor: Tensor) -> Tensor:
 
 
 def triple(value: int | Sequence[int], what: str) -> tuple[int, int, int]:
-    """Return one length for each of depth, height and width."""
+    """Return one length for each of depth, height and width.
+
+    Raises
+    ------
+    ValueError
+        Another number of them, or one below 1.
+    """
     values = (value,) * 3 if isinstance(value, int) else tuple(value)
     if len(values) != 3 or min(values) < 1:
         raise ValueError(f"{what} is one positive number, or three of them, got {value!r}")

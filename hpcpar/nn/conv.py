@@ -16,7 +16,13 @@ Lengths = int | Sequence[int]
 
 
 def per_dim(value: Lengths, dims: int, what: str) -> tuple[int, ...]:
-    """Return one number for each spatial dim."""
+    """Return one number for each spatial dim.
+
+    Raises
+    ------
+    ValueError
+        Another number of them.
+    """
     if isinstance(value, int):
         return (value,) * dims
     numbers = tuple(int(n) for n in value)

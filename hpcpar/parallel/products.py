@@ -161,6 +161,11 @@ class Grid(ABC):
         overlap : collection of {"reduce", "scatter", "gather"}, optional
             The three overlaps of the 4D method, for any grid: `Placement`. Products are then computed in pieces.
 
+        Raises
+        ------
+        ValueError
+            Another role.
+
         Notes
         -----
         A bias is split as the outputs of the product are, and is added once, whatever is partial.

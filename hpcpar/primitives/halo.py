@@ -172,6 +172,11 @@ class HaloExchange:
         -------
         Pending
             Its buffer is `x` itself where this rank needs exactly what it owns and no `out` is given.
+
+        Raises
+        ------
+        ValueError
+            `out` does not lie channels last.
         """
         source = self._memory(x, self.block_shape, "x")
         if self._same and out is None:

@@ -81,7 +81,13 @@ class Move:
         return self._started is None or self._started.message.test()
 
     def wait(self) -> Any:
-        """Return this rank's shard under `target`; repeated calls return it again."""
+        """Return this rank's shard under `target`; repeated calls return it again.
+
+        Raises
+        ------
+        RuntimeError
+            The move was given up after an error.
+        """
         if self._started is not None:
             at = self._land()
             for step in self._rest:

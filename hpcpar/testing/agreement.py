@@ -86,7 +86,13 @@ class Ranks:
         self.comm.Abort(1)
 
     def agree_on_collection(self, session: pytest.Session) -> None:
-        """Stop all ranks where they would not run the same tests in the same order."""
+        """Stop all ranks where they would not run the same tests in the same order.
+
+        Raises
+        ------
+        Session.Interrupted
+            With the tests that ranks have and others do not.
+        """
         names = hashlib.sha1("\n".join(item.nodeid for item in session.items).encode()).hexdigest()
         views = self.comm.allgather((session.testsfailed, len(session.items), names))
         if len(set(views)) > 1:

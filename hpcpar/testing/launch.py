@@ -158,7 +158,13 @@ def launch_environment(extra: Mapping[str, str] | None = None, session: str | Pa
 
 @cache
 def find_mpiexec() -> Path:
-    """Return the mpiexec for this interpreter: ``$HPCPAR_MPIEXEC``, the environment's own, or the first on PATH."""
+    """Return the mpiexec for this interpreter: ``$HPCPAR_MPIEXEC``, the environment's own, or the first on PATH.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is none.
+    """
     named = os.environ.get("HPCPAR_MPIEXEC")
     if named:
         return Path(named)

@@ -39,7 +39,13 @@ def ours(case: Case, tensors: Sequence[Any]) -> Any:
 
 
 def torch_oracle(case: Case, values: Sequence[np.ndarray]) -> Expected:
-    """Results and gradients of torch, computed in float64 whatever the case's dtype and rounded to it."""
+    """Results and gradients of torch, computed in float64 whatever the case's dtype and rounded to it.
+
+    Raises
+    ------
+    Rejected
+        It does not take the case's arguments.
+    """
     import torch
 
     from hpcpar.testing.cases import Rejected, as_tuple
@@ -66,7 +72,13 @@ def torch_oracle(case: Case, values: Sequence[np.ndarray]) -> Expected:
 
 
 def serial_oracle(case: Case, values: Sequence[np.ndarray]) -> Expected:
-    """Results and gradients of this package on one rank, in float64 with the generic kernels."""
+    """Results and gradients of this package on one rank, in float64 with the generic kernels.
+
+    Raises
+    ------
+    Rejected
+        It does not take the case's arguments.
+    """
     from hpcpar.testing.cases import Rejected, as_tuple
 
     mesh = _lone_mesh()

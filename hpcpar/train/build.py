@@ -36,7 +36,13 @@ def make_spread(job: Job, mesh: Mesh) -> Spread:
 
 
 def recomputed(job: Job, model: nn.Module) -> nn.Module:
-    """Mark what backward runs again, as ``run.recompute`` and ``run.recompute_ops`` say, and return the model."""
+    """Mark what backward runs again, as ``run.recompute`` and ``run.recompute_ops`` say, and return the model.
+
+    Raises
+    ------
+    ConfigError
+        A pattern that matches nothing, or an operation that there is not.
+    """
     run = job.run
     if run.recompute is not None or run.recompute_ops:
         try:
@@ -123,7 +129,13 @@ def to_device(device: str) -> Callable[[np.ndarray], Any]:
 
 
 def use_device(device: str, mesh: Mesh) -> None:
-    """Choose this rank's GPU by what the ranks of its node can see; see `choose_devices`. Collective."""
+    """Choose this rank's GPU by what the ranks of its node can see; see `choose_devices`. Collective.
+
+    Raises
+    ------
+    ConfigError
+        CuPy or a GPU is missing.
+    """
     if device == "cpu":
         return
     try:

@@ -55,6 +55,11 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     """Return the records of a metrics file, in order; each has ``step``.
 
     A last line without its end, as a run leaves it that is still going on or was stopped, is left out.
+
+    Raises
+    ------
+    ValueError
+        There are no records, or a line is none.
     """
     path = Path(path)
     text = path.read_text(encoding="utf-8")
@@ -115,7 +120,13 @@ def plot_curves(records: Sequence[dict[str, Any]], path: Path, title: str = "") 
 
 
 def read_volumes(path: str | Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return input, label and prediction of a prediction file, each (D, H, W); of channels the first."""
+    """Return input, label and prediction of a prediction file, each (D, H, W); of channels the first.
+
+    Raises
+    ------
+    ValueError
+        One of them is missing, or their shapes differ.
+    """
     import h5py
 
     with h5py.File(path, "r") as file:

@@ -78,7 +78,15 @@ def read_parameters(model: nn.Module, folder: Path, views: Mapping[str, View], t
 
 
 def read_table(folder: Path) -> dict[str, Any]:
-    """Return what ``config.json`` of a folder holds."""
+    """Return what ``config.json`` of a folder holds.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is none.
+    ValueError
+        It is no JSON.
+    """
     path = folder / CONFIG
     if not path.exists():
         raise FileNotFoundError(f"{folder} has no {CONFIG}: it is no folder of a model")

@@ -53,7 +53,13 @@ class Task(ABC):
         """
 
     def in_precision(self, model: Module) -> Module:
-        """Let the layers of a network multiply as the configuration says, and return it."""
+        """Let the layers of a network multiply as the configuration says, and return it.
+
+        Raises
+        ------
+        ConfigError
+            An entry of ``run.compute_except`` that names no layer.
+        """
         run = self.job.run
         if run.compute != "float32":
             kept = run.compute_except

@@ -31,7 +31,13 @@ class LanguageModelling(Task):
 
     @cached_property
     def vocabulary(self) -> int:
-        """Tokens that the model knows: as configured, or as the first data have them."""
+        """Tokens that the model knows: as configured, or as the first data have them.
+
+        Raises
+        ------
+        ConfigError
+            The configuration names neither.
+        """
         settings, data = self.job.model, self.job.data
         source = data.train or data.validation or data.test
         if not source:
@@ -54,7 +60,13 @@ class LanguageModelling(Task):
         return self.in_precision(self.network())
 
     def network(self) -> Decoder:
-        """Return the decoder as configured."""
+        """Return the decoder as configured.
+
+        Raises
+        ------
+        ConfigError
+            Sizes that do not fit each other.
+        """
         s = self.job.model
         sizes = {
             "vocab_size": self.vocabulary, "width": s.width, "layers": s.layers, "heads": s.heads,
@@ -131,7 +143,13 @@ class LanguageModelling(Task):
         return CodeLength(batches.loader.dataset.raw_bytes)
 
     def sample(self, given: Sequence[int] | None = None) -> tuple[int, ...]:
-        """Return (sequence,); `given` is one length, that of the configuration."""
+        """Return (sequence,); `given` is one length, that of the configuration.
+
+        Raises
+        ------
+        ConfigError
+            It is another.
+        """
         if given and tuple(given) != (self.job.data.sequence,):
             raise ConfigError(f"the length of a text is data.sequence, {self.job.data.sequence}; got {tuple(given)}")
         return (self.job.data.sequence,)

@@ -98,7 +98,13 @@ class Volumes(Task):
         return self._loss(output, target)
 
     def sample(self, given: Sequence[int] | None = None) -> tuple[int, ...]:
-        """Return (C, D, H, W); `given` is (D, H, W), or one edge of a cube."""
+        """Return (C, D, H, W); `given` is (D, H, W), or one edge of a cube.
+
+        Raises
+        ------
+        ConfigError
+            Another number of lengths.
+        """
         channels = self.job.model.channels
         if given:
             if len(given) not in (1, 3) or min(given) < 1:
@@ -107,7 +113,13 @@ class Volumes(Task):
         return self.own_sample()
 
     def own_sample(self) -> tuple[int, ...]:
-        """Return (C, D, H, W) of what the data files hold."""
+        """Return (C, D, H, W) of what the data files hold.
+
+        Raises
+        ------
+        ConfigError
+            The configuration names none.
+        """
         data = self.job.data
         for source in (data.train, data.validation, data.test):
             if source:
