@@ -60,9 +60,7 @@ def whole(saved: Any) -> Any:
     return saved.fetch()
 
 
-def by_source(
-    saved: Any, tensors: Sequence[Tensor], moves: Sequence[Signature | None], arrays: Sequence[Any]
-) -> Any:
+def by_source(saved: Any, tensors: Sequence[Tensor], moves: Sequence[Signature | None], arrays: Sequence[Any]) -> Any:
     """Return `saved` with each moved operand replaced whose tensor wants to be kept by its source.
 
     Only operations that save operands in a tuple take part; moves without messages are not worth it.

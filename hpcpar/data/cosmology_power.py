@@ -5,12 +5,14 @@ Wavenumbers are in h/Mpc, lengths in Mpc/h, power in (Mpc/h)^3, unless a name sa
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 __all__ = ["Cosmology", "growth", "linear_power", "second_growth", "sigma", "transfer"]
 
+Spectrum = Callable[[np.ndarray], np.ndarray]
 T_CMB = 2.7255  # K
 
 
@@ -116,7 +118,7 @@ def second_growth(z: float, c: Cosmology) -> float:
     return float(-3 / 7 * growth(z, c) ** 2 * (matter / (matter + 1 - c.omega_m)) ** (-1 / 143))
 
 
-def linear_power(c: Cosmology):
+def linear_power(c: Cosmology) -> Spectrum:
     """The linear matter power spectrum at z = 0, as a function of k.
 
     ``P(k) = A k^n_s T(k)^2`` with A such that the fluctuations in spheres of 8 Mpc/h are sigma_8. ``P(0) = 0``. At
@@ -131,7 +133,7 @@ def linear_power(c: Cosmology):
     return lambda k: amplitude * shape(np.asarray(k, np.float64))
 
 
-def sigma(radius: float, power) -> float:
+def sigma(radius: float, power: Spectrum) -> float:
     """Standard deviation of the density contrast averaged over spheres, from a power spectrum.
 
     ``sigma^2 = 1 / (2 pi^2) integral of k^3 P(k) W(k R)^2 d ln k`` with ``W(x) = 3 (sin x - x cos x) / x^3``. The

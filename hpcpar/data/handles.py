@@ -6,8 +6,12 @@ import os
 import threading
 from collections import OrderedDict
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from hpcpar.data.files import DataError
+
+if TYPE_CHECKING:
+    import h5py
 
 __all__ = ["Handles"]
 
@@ -21,14 +25,14 @@ class Handles:
     reads wrong data. A handle is therefore found only by the thread and process that opened it.
     """
 
-    def __init__(self, driver: str | None = None, comm=None, max_open: int = 16):
+    def __init__(self, driver: str | None = None, comm: Any = None, max_open: int = 16):
         if max_open < 1:
             raise ValueError(f"max_open is {max_open}: at least one file must be open to be read")
         self._options = open_options(driver, comm)
         self._max_open = max_open
         self._forget()
 
-    def file(self, path: Path):
+    def file(self, path: Path) -> h5py.File:
         """The open `h5py.File` of `path`. Raises FileNotFoundError, or DataError for a file that is not whole."""
         if self._process != os.getpid():
             INHERITED.append(self._all)
@@ -65,7 +69,7 @@ class Handles:
         self._all: list[OrderedDict] = []
 
 
-def open_options(driver: str | None, comm) -> dict:
+def open_options(driver: str | None, comm: Any) -> dict[str, Any]:
     """Arguments of `h5py.File`; raises ValueError for a driver that this h5py cannot serve."""
     if driver is None:
         return {"locking": False}
@@ -83,7 +87,7 @@ def open_options(driver: str | None, comm) -> dict:
     return {"driver": "mpio", "comm": comm}
 
 
-def open_file(path: Path, options: dict):
+def open_file(path: Path, options: dict[str, Any]) -> h5py.File:
     """Open one file read-only, with errors that say what is wrong with it.
 
     Raises

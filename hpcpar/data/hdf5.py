@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -68,7 +69,7 @@ class HDF5Dataset(Samples):
         stacked: bool | None = None,
         channels: int | None = None,
         driver: str | None = None,
-        comm=None,
+        comm: Any = None,
         max_open: int = 16,
     ):
         super().__init__(source, Handles(driver, comm, max_open))

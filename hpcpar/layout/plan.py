@@ -75,10 +75,7 @@ class DimPlan:
     def at_home(self) -> tuple[int, int]:
         """The longest interval of the buffer that is filled without a message: own elements and FILL."""
         arriving = sorted(
-            (run.dst, run.dst + run.length)
-            for q, piece in self.recv.items()
-            if q != self.coord
-            for run in piece.runs
+            (run.dst, run.dst + run.length) for q, piece in self.recv.items() if q != self.coord for run in piece.runs
         )
         best, end = (0, 0), 0
         for first, last in [*arriving, (self.size, self.size)]:

@@ -40,8 +40,10 @@ def set_compute_dtype(module: Module, compute_dtype: str, keep: Sequence[str] = 
     for name in chosen:
         served = getattr(found[name], "compute_dtypes", COMPUTE_DTYPES)
         if compute_dtype not in served:
-            raise ValueError(f"{name}: {type(found[name]).__name__} multiplies in {' or '.join(served)}, not in "
-                             f"{compute_dtype}; name it in `keep`")
+            raise ValueError(
+                f"{name}: {type(found[name]).__name__} multiplies in {' or '.join(served)}, not in "
+                f"{compute_dtype}; name it in `keep`"
+            )
     for name in chosen:
         found[name].compute_dtype = compute_dtype
     return chosen

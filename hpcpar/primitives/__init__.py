@@ -7,4 +7,4 @@ from hpcpar.primitives.stencil import halo_exchange, halo_exchange_adjoint
 __all__ = [
     "all_gather", "all_reduce", "all_to_all", "broadcast", "halo_exchange", "halo_exchange_adjoint", "move", "reduce",
     "reduce_scatter", "shift",
-]
+]  # fmt: skip

@@ -16,9 +16,7 @@ from hpcpar.testing.drawing import Drawn, Family, Rng, lengths, one_or_all, some
 
 def fitting(shape: tuple[int, ...], kernel: Any, dilation: Any, padding: Any) -> tuple[int, ...]:
     """Return the shape with spatial lengths grown, where they must be, to hold one window."""
-    spatial = [
-        max(n, d * (k - 1) + 1 - 2 * p) for n, k, d, p in zip(shape[2:], kernel, dilation, padding, strict=True)
-    ]
+    spatial = [max(n, d * (k - 1) + 1 - 2 * p) for n, k, d, p in zip(shape[2:], kernel, dilation, padding, strict=True)]
     return (*shape[:2], *spatial)
 
 

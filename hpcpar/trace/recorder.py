@@ -150,5 +150,3 @@ def span(name: str, category: str = "phase") -> AbstractContextManager[Any]:
         A key of `CATEGORIES`; a span of category ``phase`` also names the phase of all spans inside it.
     """
     return _nothing if _active is None else _Span(_active, name, category)
-
-

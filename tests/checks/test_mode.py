@@ -164,9 +164,7 @@ def test_a_number_added_on_every_rank_of_a_partial_value_is_named_at_the_add(
 
 
 @pytest.mark.ranks(min=2)
-def test_a_bias_that_counts_on_every_rank_is_named_at_its_move(
-    fresh: hp.Mesh, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bias_that_counts_on_every_rank_is_named_at_its_move(fresh: hp.Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps.Mask, "__call__", lambda self, array: array)
     with checked(), pytest.raises(CheckError, match=r"move of .* to Layout\(partial='a'\).*not the same"):
         backward_through(fresh, lambda x, b: x + b, Layout(partial="a"), Layout())

@@ -27,13 +27,15 @@ def grow(folder: str, depth: int) -> tuple[float, int]:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
     def train(path: str) -> Trainer:
-        job = make_job({
-            "run": {"steps": 2},
-            "mesh": {"batch": 1, "depth": depth},
-            "model": {"name": "unet3d", "classes": 2, "base": 4, "levels": 1},
-            "data": {"train": path, "batch": 1, "prefetch": 0},
-            "loss": {"name": "cross_entropy"},
-        })
+        job = make_job(
+            {
+                "run": {"steps": 2},
+                "mesh": {"batch": 1, "depth": depth},
+                "model": {"name": "unet3d", "classes": 2, "base": 4, "levels": 1},
+                "data": {"train": path, "batch": 1, "prefetch": 0},
+                "loss": {"name": "cross_entropy"},
+            }
+        )
         trainer = Trainer(job, Mesh(batch=1, depth=depth))
         stream = trainer.train_batches.stream()
         for _ in range(2):
