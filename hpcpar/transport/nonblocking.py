@@ -31,7 +31,9 @@ DIRECT_BYTES = 128 << 10
 DIRECT_PIECE_BYTES = 2 << 20
 """Pieces of such sums."""
 UNDER_WAY = 2
-"""How many pieces are under way at a time: one hides the other's latency, and both stay in the cache."""
+"""How many pieces are under way at a time between nodes: one hides the other's latency."""
+UNDER_WAY_ON_A_NODE = 1
+"""The same where all ranks share a node: there is little latency, and two pieces share caches and memory."""
 
 _TAG_PARTS, _TAG_SUMS = 21, 22
 _ROOM = DIRECT_PIECE_BYTES + 32 * DIRECT_RANKS  # bytes; parts differ in length by one element
@@ -96,6 +98,14 @@ def _cut(flat: np.ndarray, nbytes: int) -> list[np.ndarray]:
     return [flat[start : start + step] for start in range(0, flat.size, step)]
 
 
+def _on_a_node(handle: MPI.Comm) -> bool:
+    """Whether all ranks share memory. Collective."""
+    shared = handle.Split_type(MPI.COMM_TYPE_SHARED)
+    found = shared.Get_size() == handle.Get_size()
+    shared.Free()
+    return found
+
+
 class _Piece:
     """A piece of a sum: one part for each rank, which that rank adds up."""
 
@@ -120,6 +130,7 @@ class _Line:
     def __init__(self, comm: Comm) -> None:
         self.handle, self.rank, self.size = comm.handle, comm.rank, comm.size
         self.peers = [r for r in range(comm.size) if r != comm.rank]
+        self._most = UNDER_WAY_ON_A_NODE if _on_a_node(comm.handle) else UNDER_WAY
         self._waiting: deque[_Piece] = deque()
         self._under_way: deque[_Piece] = deque()
         self._memory: list[np.ndarray] = []  # for what arrives; as many as pieces were ever under way
@@ -154,7 +165,7 @@ class _Line:
         """Drop what is done, and send the parts of the next pieces."""
         while self._under_way and self._under_way[0].done:
             self._memory.append(self._under_way.popleft().memory)
-        while self._waiting and len(self._under_way) < UNDER_WAY:
+        while self._waiting and len(self._under_way) < self._most:
             piece = self._waiting.popleft()
             size, dtype = piece.parts[self.rank].size, piece.parts[self.rank].dtype
             piece.memory = self._memory.pop() if self._memory else np.empty(_ROOM, np.uint8)

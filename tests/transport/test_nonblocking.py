@@ -4,13 +4,16 @@ import numpy as np
 import pytest
 
 import hpcpar as hp
-from hpcpar.transport import counter
+from hpcpar.transport import counter, nonblocking
 from hpcpar.transport.comm import PIECE_BYTES
 from hpcpar.transport.nonblocking import DIRECT_BYTES, DIRECT_PIECE_BYTES, Reduction
 
 
-@pytest.fixture
-def world(comm):
+@pytest.fixture(params=["on one node", "between nodes"])
+def world(comm, request, monkeypatch):
+    """All ranks, one piece of a sum under way at a time, or two, as between nodes."""
+    if request.param == "between nodes":
+        monkeypatch.setattr(nonblocking, "_on_a_node", lambda handle: False)
     mesh = hp.Mesh(comm)
     yield mesh.world
     mesh.free()
