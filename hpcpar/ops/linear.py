@@ -111,7 +111,14 @@ class Biased(Einsum):
         return y, (x, weight)
 
     def backward(self, rule: Rule, saved: Any, g: Any, needs: tuple[bool, ...]) -> tuple:
-        _, (of_x, of_weight), _, rows, _ = rule.plan
+        _, (of_x, of_weight), _, rows, direct = rule.plan
+        if direct:
+            x, weight = saved
+            return (
+                g.dot(weight) if needs[0] else None,
+                g.T.dot(x) if needs[1] else None,
+                np.add.reduce(g, rows) if needs[2] else None,
+            )
         return (
             of_x(g, saved, saved[0].shape) if needs[0] else None,
             of_weight(g, saved, saved[1].shape) if needs[1] else None,
