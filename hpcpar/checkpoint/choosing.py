@@ -9,6 +9,7 @@ from pathlib import Path
 from hpcpar.checkpoint.folder import candidates
 from hpcpar.checkpoint.manifest import CheckpointError
 from hpcpar.checkpoint.reading import Checkpoint
+from hpcpar.together import on_root
 from hpcpar.transport import Comm
 
 
@@ -34,8 +35,10 @@ def choose(path: str | Path, comm: Comm, say: Callable[[str], None]) -> Choice:
     ------
     CheckpointError
         On all ranks: there are checkpoints, and none of them is whole. Names each and what is wrong with it.
+    OSError
+        On all ranks: the path is a file, or a folder that may not be read.
     """
-    found = comm.broadcast_object(candidates(Path(path)) if comm.rank == 0 else None)
+    found = on_root(comm, lambda: candidates(Path(path)))
     passed_over: dict[Path, str] = {}
     for candidate in found:
         checkpoint, fault = _open(candidate, comm)

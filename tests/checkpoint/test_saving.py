@@ -208,6 +208,16 @@ def test_all_damaged_is_an_error_and_none_is_not(shared_path, comm):
     mesh.free()
 
 
+def test_a_file_in_place_of_a_folder_is_told_on_all_ranks(shared_path, comm):
+    mesh, path = Mesh(batch=-1), shared_path / "job.toml"
+    if comm.rank == 0:
+        path.write_text("[run]", encoding="utf-8")
+    comm.barrier()
+    with pytest.raises(NotADirectoryError, match="job.toml"):
+        choose(path, mesh.world, lambda text: None)
+    mesh.free()
+
+
 @pytest.mark.ranks(min=2)
 def test_what_one_rank_cannot_see_nobody_uses(shared_path, comm, monkeypatch):
     mesh = Mesh(batch=-1)
