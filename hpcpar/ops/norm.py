@@ -18,6 +18,7 @@ from hpcpar.autograd import recomputing
 from hpcpar.layout.layout import Layout, LayoutError
 from hpcpar.ops.core import Op, Rule
 from hpcpar.primitives.repartition import move
+from hpcpar.primitives.room import Room
 from hpcpar.signature import Signature, signature
 from hpcpar.tensors import Tensor
 from hpcpar.transport import Comm
@@ -68,6 +69,7 @@ class _BatchPlan:
         self.all_counts = block_counts(sig, tuple(everything), dims)
         self.same = set(axes) == set(everything)
         self.channels = signature(mesh, (sig.shape[1],), Layout(sig.dims[1]))
+        self.room = Room()
 
 
 class BatchNorm(Op):
@@ -103,7 +105,7 @@ class BatchNorm(Op):
                 whole = (mean, m2) if plan.same else merged_moments(plan.all_comm, plan.all_counts, *own)
                 on_statistics(plan.channels, *whole, sum(plan.all_counts))
         inv_std = 1 / np.sqrt(var + eps)
-        y = kernels.channel_normalize(x, mean, inv_std, weight, bias, slope)
+        y = _normalize(plan.room, x, mean, inv_std, weight, bias, slope)
         return y, (x, mean, inv_std, weight, bias, constants is not None, slope)
 
     def backward(self, rule: Rule, saved: Any, g: Any, needs: tuple[bool, ...]) -> tuple:
@@ -124,6 +126,12 @@ class BatchNorm(Op):
                 m1, m2 = both[0] * scale, both[1] * scale
             grads[0] = kernels.channel_grad_input(g, x, mean, inv_std, weight, m1, m2, bias, slope)
         return tuple(grads)
+
+
+def _normalize(room: Room, x: Any, *arguments: Any) -> Any:
+    """The normalised array, with room for the halo of who uses it."""
+    out = room.empty(x.shape, x.dtype, x)
+    return room.made(kernels.channel_normalize(x, *arguments, out=out))
 
 
 class _GroupPlan:
@@ -149,6 +157,7 @@ class _GroupPlan:
         self.positions = block_counts(sig, tuple(spatial), range(2, len(sig.shape)))
         self.count = prod(sig.shape[2:]) * self.width
         self.across = mesh.comm(*spatial, *sig.dims[1])
+        self.room = Room()
         cells = signature(mesh, sig.shape[:2], Layout(sig.dims[0], sig.dims[1]))
         self.cells, self.all_cells = cells, cells.with_layout(Layout(sig.dims[0]))
 
@@ -210,7 +219,7 @@ class GroupNorm(Op):
         mean, m2 = plan.moments(x)
         inv_std = plan.expand(1 / np.sqrt(m2 / max(plan.count, 1) + eps))
         mean = plan.expand(mean)
-        y = kernels.channel_normalize(x, mean, inv_std, weight, bias, slope)
+        y = _normalize(plan.room, x, mean, inv_std, weight, bias, slope)
         return y, (x, mean, inv_std, weight, bias, slope)
 
     def backward(self, rule: Rule, saved: Any, g: Any, needs: tuple[bool, ...]) -> tuple:

@@ -112,6 +112,20 @@ def test_blocks_that_would_not_be_one_run_of_memory_get_no_room(shape):
     assert maker.empty((1, 4, 6, 5), np.float32, None) is None
 
 
+def test_norms_leave_room_for_the_halo_behind_them(comm, monkeypatch):
+    mesh = shared_mesh(depth=comm.size)
+    taken = []
+    monkeypatch.setattr(room, "take", lambda *args, take=room.take: taken.append(take(*args)) or taken[-1])
+    with mesh:
+        x = hp.rand(1, 4, 9, 6, 5, layout=hp.Layout(None, None, "depth"))
+        w = hp.rand(4, 4, 3, 3, 3)
+        for norm in (lambda: F.batch_norm(x, training=True), lambda: F.group_norm(x, 2), lambda: F.instance_norm(x)):
+            for _ in range(2):
+                F.conv3d(norm(), w, padding=1)
+    got = [buffer is not None for buffer in taken]
+    assert got == ([] if comm.size == 1 else [False, True, False, True, False, True])
+
+
 def test_outlines_take_room_as_arrays_do():
     maker = Room()
     maker.widths = ((1, 2), (0, 0))
@@ -140,7 +154,8 @@ def test_a_network_computes_the_same_in_every_step(comm, sizes):
         y = F.conv3d(x, w1, padding=1)
         both = F.conv3d(y, w2, padding=1) + F.max_pool3d(y, 3, 1, 1)
         pooled = F.avg_pool3d(both, 3, 2, 1, negative_slope=0.1) + F.avg_pool3d(F.conv3d(y, w2, padding=1), 3, 2, 1)
-        z = F.conv3d(F.avg_pool3d(pooled, 3, 1, 1), w3, padding=2)
+        normal = F.group_norm(F.batch_norm(pooled, training=True, negative_slope=0.0), 2)
+        z = F.conv3d(F.avg_pool3d(pooled, 3, 1, 1) + F.avg_pool3d(normal, 3, 1, 1), w3, padding=2)
         (z * z).sum().backward()
         return [t.numpy() for t in (z, x.grad, w1.grad, w2.grad, w3.grad)]
 
