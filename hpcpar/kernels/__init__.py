@@ -30,6 +30,7 @@ from .generic.pool import lowest
 from .generic.special import erf
 from .precision import COMPUTE_DTYPES, ROUNDINGS, compute_missing
 from .registry import KernelWarning, available, describe, operation, use
+from .signs import empty_signs, pack_signs, unpack_signs
 from .visible import AttentionDropout, Visible
 
 memory.raise_malloc_thresholds()
@@ -120,7 +121,7 @@ __all__ = [
     "conv_forward", "conv_backward_data", "conv_backward_weight",
     "COMPUTE_DTYPES", "ROUNDINGS", "compute_missing", "matmul",
     "max_pool_forward", "max_pool_backward", "avg_pool_forward", "avg_pool_backward",
-    "sum_pool_forward", "sum_pool_backward", "lowest",
+    "sum_pool_forward", "sum_pool_backward", "lowest", "empty_signs", "pack_signs", "unpack_signs",
     "tap_sums", "window_means", "window_means_backward", "window_maxima", "put_at", "take_at",
     "sample_moments", "channel_moments", "group_moments", "merge_equal", "merge_moments", "channel_sums",
     "channel_normalize", "channel_grad_sums", "channel_grad_input",

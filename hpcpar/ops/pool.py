@@ -109,10 +109,10 @@ class _AveragePlan(NamedTuple):
     arguments: tuple
     room: Room
 
-    def average(self, buffer: Any, slope: float | None = None) -> Any:
+    def average(self, buffer: Any, slope: float | None = None, signs: Any = None) -> Any:
         """Return the means, with room for the halo of who uses them."""
         y = self.room.empty(self.shape, buffer.dtype, buffer)
-        return self.room.made(kernels.avg_pool_forward(buffer, *self.arguments, slope, out=y))
+        return self.room.made(kernels.avg_pool_forward(buffer, *self.arguments, slope, out=y, signs=signs))
 
 
 class AvgPool(Op):
@@ -145,13 +145,14 @@ class AvgPool(Op):
 
 
 class LeakyAvgPool(AvgPool):
-    """Means over windows of leaky ReLU, which is never stored: `extra` is its slope."""
+    """Means over windows of leaky ReLU, which is never stored: `extra` is its slope. Of its argument signs are kept."""
 
     linear = None
 
     def forward(self, rule: Rule, arrays: Sequence[Any], extra: Any) -> tuple[Any, Any]:
         buffer = rule.plan.halo(arrays[0])
-        return rule.plan.average(buffer, extra), (buffer, extra)
+        signs = kernels.empty_signs(buffer)
+        return rule.plan.average(buffer, extra, signs), (signs, extra)
 
     def backward(self, rule: Rule, saved: Any, g: Any, needs: tuple[bool, ...]) -> tuple:
         halo, shape, _, arguments, _ = rule.plan

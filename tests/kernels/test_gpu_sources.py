@@ -94,9 +94,11 @@ def test_pools(draw, dtype, rng):
         g = draw(2, 3, *(len(d) for d in divisors))
         for slope in (None, 0.1):
             arguments = (kernel, stride, lo, divisors)
-            close(gpu_pool.avg_pool_forward(x, *arguments, slope), pool.avg_pool_forward(x, *arguments, slope), dtype,
-                  4)
-            arguments = (g, x.shape, *arguments, x, slope)
+            mine, theirs = kernels.empty_signs(x), kernels.empty_signs(x)
+            close(gpu_pool.avg_pool_forward(x, *arguments, slope, signs=mine),
+                  pool.avg_pool_forward(x, *arguments, slope, signs=theirs), dtype, 4)
+            np.testing.assert_array_equal(mine, theirs)
+            arguments = (g, x.shape, *arguments, mine, slope)
             close(gpu_pool.avg_pool_backward(*arguments), pool.avg_pool_backward(*arguments), dtype, 4)
         close(gpu_pool.sum_pool_forward(x, kernel, stride), pool.sum_pool_forward(x, kernel, stride), dtype, 4)
 

@@ -163,10 +163,36 @@ def test_activation_fused_into_average_pool_equals_the_two_apart(implementation,
     x = rng.standard_normal((2, 5, 7, 6, 4)).astype(np.float32)
     args = ((3, 2, 3), (2, 2, 1), (1, 0, 1), [np.array([2, 3, 3, 3]), np.full(3, 2), np.array([2, 3, 3, 2])])
     active = np.where(x > 0, x, np.float32(slope) * x)
-    y = kernels.avg_pool_forward(arrange(x, "first"), *args, slope=slope)
+    signs = kernels.empty_signs(x)
+    y = kernels.avg_pool_forward(arrange(x, "first"), *args, slope=slope, signs=signs)
     np.testing.assert_allclose(y, kernels.avg_pool_forward(active, *args), rtol=1e-6, atol=1e-6)
     g = rng.standard_normal(y.shape).astype(np.float32)
     apart = kernels.avg_pool_backward(g, x.shape, *args) * np.where(x > 0, np.float32(1), np.float32(slope))
-    for source in (x, active):
-        fused = kernels.avg_pool_backward(g, x.shape, *args, y=arrange(source, "last"), slope=slope)
-        np.testing.assert_allclose(fused, apart, rtol=1e-6, atol=1e-6)
+    fused = kernels.avg_pool_backward(g, x.shape, *args, signs=signs, slope=slope)
+    np.testing.assert_allclose(fused, apart, rtol=1e-6, atol=1e-6)
+
+
+SIGNED = [(2, 3, 5), (1, 16, 4, 6), (2, 5, 3, 4, 7), (1, 1, 1), (0, 3, 4, 5), (1, 3, 0, 2), (1, 0, 4)]
+
+
+@pytest.mark.parametrize("shape", SIGNED)
+def test_signs_take_a_bit_each_and_come_back(arrange, rng, shape):
+    x = rng.integers(-2, 3, shape).astype(np.float32)
+    signs = kernels.pack_signs(arrange(x, "first"), kernels.empty_signs(x))
+    assert signs.dtype == np.uint8 and signs.shape[-1] == -(-shape[1] * shape[-1] // 8)
+    np.testing.assert_array_equal(kernels.unpack_signs(signs, shape), x > 0)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 15), (1, 8, 7, 6), (2, 5, 7, 6, 4)])
+def test_average_pools_write_the_signs_that_backward_needs(implementation, rng, shape):
+    """Where windows leave gaps nothing is wanted: there the gradient is zero."""
+    x = rng.standard_normal(shape).astype(np.float32)
+    nd = len(shape) - 2
+    for kernel, stride in ((3, 2), (2, 2), (1, 3)):
+        sizes = [(n - kernel) // stride + 1 for n in shape[2:]]
+        args = ((kernel,) * nd, (stride,) * nd, (0,) * nd, [np.ones(n) for n in sizes])
+        signs = kernels.empty_signs(x)
+        y = kernels.avg_pool_forward(x, *args, slope=0.2, signs=signs)
+        got = kernels.avg_pool_backward(np.ones_like(y), shape, *args, signs=signs, slope=0.2)
+        whole = kernels.avg_pool_backward(np.ones_like(y), shape, *args)
+        np.testing.assert_allclose(got, np.where(x > 0, whole, np.float32(0.2) * whole), rtol=1e-6)

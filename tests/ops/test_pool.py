@@ -1,5 +1,8 @@
 """Pooling under splits: against torch, and the corners where torch gives no answer."""
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -99,3 +102,17 @@ def test_pooling_that_takes_leaky_relu_along_equals_the_two_calls(dim, slope):
         results.append((y.numpy(), x.grad.numpy()))
     for got, want in zip(*results, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.2])
+def test_pooling_that_takes_leaky_relu_along_keeps_no_more_than_signs(slope):
+    mesh = shared_mesh(**MESH)
+    x = hp.tensor(np.ones((1, 8, 16, 4, 4)), mesh, L(None, None, "depth"), requires_grad=True)
+    middle = x * 2.0
+    y = F.avg_pool3d(middle, 3, 2, 1, negative_slope=slope)
+    input_of_the_pool = weakref.ref(middle.shard)
+    del middle
+    gc.collect()
+    assert input_of_the_pool() is None
+    y.backward(hp.tensor(np.ones(y.shape), mesh))
+    assert np.all(x.grad.numpy() > 0)

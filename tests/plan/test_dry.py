@@ -113,6 +113,8 @@ def test_a_dry_run_leaves_no_trace(tasks) -> None:
 
 @pytest.mark.serial
 def test_memory_of_a_split_volume_shrinks_with_the_parts(tasks) -> None:
-    task = tasks.unet(32, 1, 8)
-    whole, half, eighth = (dry_run(task, {"depth": k}).memory["activations"] for k in (1, 2, 8))
-    assert half / whole < 0.51 and eighth / whole < 0.13
+    """Activations of one sample keep two planes of room for halos: of 16 planes in two parts, of 4 in eight."""
+    for batch, halves, eighths in ((2, 0.501, 0.126), (1, 0.52, 0.14)):
+        task = tasks.unet(32, batch, 8)
+        whole, half, eighth = (dry_run(task, {"depth": k}).memory["activations"] for k in (1, 2, 8))
+        assert half / whole < halves and eighth / whole < eighths

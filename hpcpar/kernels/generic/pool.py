@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..arrays import Array, array_module, empty_channels_last, last, sample_rows, taps, zeros_channels_last
+from ..signs import pack_signs, unpack_signs
 from .elementwise import leaky_relu, leaky_relu_backward
 
 Bounds = Sequence[tuple[int, int]]
@@ -124,6 +125,7 @@ def avg_pool_forward(
     divisors: Sequence[Array],
     slope: float | None = None,
     out: Array | None = None,
+    signs: Array | None = None,
 ) -> Array:
     """Sums over windows divided by the product of one divisor a dim.
 
@@ -140,11 +142,15 @@ def avg_pool_forward(
         Pools leaky ReLU of x with this slope (0 is ReLU), which then is never stored.
     out : array, optional
         Where to write the result; it lies channels last.
+    signs : array, optional
+        What `empty_signs` made for x: the signs that `avg_pool_backward` wants are written into it.
 
     Returns
     -------
     array (N, C, *out), channels last.
     """
+    if signs is not None:
+        pack_signs(x, signs)
     y = x if slope is None else leaky_relu(x, slope)
     for d in range(x.ndim - 2):
         y = _sum_along(y, d + 2, kernel[d], stride[d], padding[d], len(divisors[d]))
@@ -162,19 +168,18 @@ def avg_pool_backward(
     stride: Sequence[int],
     padding: Sequence[int],
     divisors: Sequence[Array],
-    y: Array | None = None,
+    signs: Array | None = None,
     slope: float | None = None,
 ) -> Array:
     """Adjoint of `avg_pool_forward`: array of ``x_shape``, channels last, from ``g`` (N, C, *out).
 
-    With a slope it is the gradient before leaky ReLU: multiplied by the slope where ``y <= 0``, y of ``x_shape`` being
-    the activation's input or (slope >= 0) its output. This serves the pool that applied the slope itself, and equally
-    the pool of an activation that was applied before, by the convolution say.
+    With a slope it is the gradient before leaky ReLU, multiplied by the slope where x was not positive, as ``signs``
+    from the forward pass say. The input itself is not needed.
     """
     for d in range(g.ndim - 2):
         g = g * _reciprocal(divisors[d], g, d + 2)
         g = _spread_along(g, d + 2, kernel[d], stride[d], padding[d], x_shape[d + 2])
-    return g if slope is None else leaky_relu_backward(g, y, slope)
+    return g if slope is None else leaky_relu_backward(g, unpack_signs(signs, x_shape), slope)
 
 
 def sum_pool_forward(x: Array, kernel: Sequence[int], stride: Sequence[int]) -> Array:

@@ -83,8 +83,19 @@ __global__ void average(const T* x, const index_t* q, const T* sd, const T* sh, 
     }
 }
 
+/* bit k of byte j of a line of `size` numbers is the sign of number k run + j */
+__global__ void pack_signs(const T* x, index_t size, index_t run, unsigned char* signs, index_t n) {
+    EACH(i, n) {
+        index_t line = i / run, j = i % run;
+        unsigned char bits = 0;
+        for (index_t k = 0; k < 8 && k * run + j < size; ++k)
+            if (x[line * size + k * run + j] > T(0)) bits |= (unsigned char)(1 << k);
+        signs[i] = bits;
+    }
+}
+
 __global__ void average_backward(const T* g, const index_t* q, const T* sd, const T* sh, const T* sw, T slope,
-                                 const T* active, T* dx, index_t n) {
+                                 const unsigned char* signs, index_t run, T* dx, index_t n) {
     EACH(i, n) {
         Place p = place_of(i, q[3], q[2], q[1], q[0]);
         T total = T(0);
@@ -94,7 +105,9 @@ __global__ void average_backward(const T* g, const index_t* q, const T* sd, cons
             for (index_t h = first_output(p.h, q[14], q[8], q[11]); h < h1; ++h)
                 for (index_t w = first_output(p.w, q[15], q[9], q[12]); w < w1; ++w)
                     total += g[(((p.n * q[4] + d) * q[5] + h) * q[6] + w) * q[3] + p.c] * (sd[d] * sh[h] * sw[w]);
-        dx[i] = slope == T(1) || active[i] > T(0) ? total : total * slope;
+        index_t size = q[2] * q[3], line = i / size, at = i % size;
+        bool kept = slope == T(1) || (signs[line * run + at % run] >> (at / run) & 1);
+        dx[i] = kept ? total : total * slope;
     }
 }
 
@@ -119,10 +132,13 @@ def max_pool_forward(x: Array, kernel: Sequence[int], stride: Sequence[int], dil
 
 
 def avg_pool_forward(x: Array, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int],
-                     divisors: Sequence[Array], slope: float | None = None,
-                     out: Array | None = None) -> Array:
+                     divisors: Sequence[Array], slope: float | None = None, out: Array | None = None,
+                     signs: Array | None = None) -> Array:
     if not served(x):
         return NotImplemented
+    if signs is not None:
+        run = signs.shape[-1]
+        launch(SOURCE, "pack_signs", x.dtype, signs.size, to_channels_last(x), x.shape[1] * x.shape[-1], run, signs)
     sizes = tuple(len(d) for d in divisors)
     y = empty_channels_last((*x.shape[:2], *sizes), x.dtype, like=x) if out is None else out
     numbers = _numbers(x, x.shape, sizes, (kernel, 1), (stride, 1), (padding, 0))
@@ -132,14 +148,15 @@ def avg_pool_forward(x: Array, kernel: Sequence[int], stride: Sequence[int], pad
 
 
 def avg_pool_backward(g: Array, x_shape: Sequence[int], kernel: Sequence[int], stride: Sequence[int],
-                      padding: Sequence[int], divisors: Sequence[Array], y: Array | None = None,
+                      padding: Sequence[int], divisors: Sequence[Array], signs: Array | None = None,
                       slope: float | None = None) -> Array:
-    if not served(g, *(() if slope is None else (y,))):
+    if not served(g):
         return NotImplemented
     dx = empty_channels_last(x_shape, g.dtype, like=g)
     numbers = _numbers(g, x_shape, g.shape[2:], (kernel, 1), (stride, 1), (padding, 0))
     launch(SOURCE, "average_backward", g.dtype, dx.size, to_channels_last(g), numbers, *_scales(divisors, g),
-           1.0 if slope is None else float(slope), dx if slope is None else to_channels_last(y), dx)
+           1.0 if slope is None else float(slope), dx if slope is None else signs,
+           1 if slope is None else signs.shape[-1], dx)
     return dx
 
 

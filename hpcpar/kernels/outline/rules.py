@@ -106,14 +106,14 @@ def max_pool_backward(g: Array, index: Array, x_shape: Shape) -> Array:
 
 def avg_pool_forward(
     x: Array, kernel: Shape, stride: Shape, padding: Shape, divisors: Sequence[Any],
-    slope: float | None = None, out: Array | None = None,
+    slope: float | None = None, out: Array | None = None, signs: Array | None = None,
 ) -> Array:  # fmt: skip
     return channels_last((*x.shape[:2], *[len(d) for d in divisors]), x.dtype) if out is None else out
 
 
 def avg_pool_backward(
     g: Array, x_shape: Shape, kernel: Shape, stride: Shape, padding: Shape, divisors: Sequence[Any],
-    y: Array | None = None, slope: float | None = None,
+    signs: Array | None = None, slope: float | None = None,
 ) -> Array:  # fmt: skip
     return channels_last((*g.shape[:2], *x_shape[2:]), g.dtype)
 

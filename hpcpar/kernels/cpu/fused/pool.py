@@ -58,8 +58,19 @@ def _sum_lines(lines, begin, end, out):
                 out[i] += line[i]
 
 
+@inner
+def _pack(line, signs):
+    """Set the bits of the positive numbers of a line, as `hpcpar.kernels.signs` has them."""
+    run = signs.size
+    signs[:] = 0
+    for k in range(8):
+        bit, part = np.uint8(1 << k), line[k * run:(k + 1) * run]
+        for j in range(part.size):
+            signs[j] |= bit if part[j] > 0 else np.uint8(0)
+
+
 @kernel
-def _average(x, kernel, stride, lo, scale_d, scale_h, scale_w, slope, y):
+def _average(x, kernel, stride, lo, scale_d, scale_h, scale_w, slope, signs, y):
     """Lines (W, C) are summed along D once, and kept for the windows that share them."""
     samples, depth, height, width, channels = x.shape
     out_d, out_h, out_w = y.shape[1], y.shape[2], y.shape[3]
@@ -67,6 +78,7 @@ def _average(x, kernel, stride, lo, scale_d, scale_h, scale_w, slope, y):
     lines, line = np.empty((kernel[1], size), x.dtype), np.empty((width, channels), x.dtype)
     for n in range(samples):
         planes = x[n].reshape(depth, height, size)
+        packed = depth if signs.size == 0 else 0
         for od in range(out_d):
             d0 = max(0, od * stride[0] - lo[0])
             d1 = max(d0, min(depth, od * stride[0] - lo[0] + kernel[0]))  # a negative end would count from the back
@@ -74,6 +86,8 @@ def _average(x, kernel, stride, lo, scale_d, scale_h, scale_w, slope, y):
             for oh in range(out_h):
                 h0, h1 = max(0, oh * stride[1] - lo[1]), min(height, oh * stride[1] - lo[1] + kernel[1])
                 for h in range(max(summed, h0), h1):
+                    for d in range(max(packed, d0), d1):
+                        _pack(planes[d, h], signs[n, d, h])
                     _sum_active(planes[d0:d1], h, slope, lines[h % kernel[1]])
                     summed = h + 1
                 _sum_lines(lines, h0, h1, line.reshape(size))
@@ -95,6 +109,7 @@ def _average(x, kernel, stride, lo, scale_d, scale_h, scale_w, slope, y):
                                 target[c] += line[w, c]
                         for c in range(channels):
                             target[c] *= weight
+            packed = max(packed, d1)
 
 
 @inner
@@ -134,22 +149,29 @@ def _merge(wide, begin, end, scale, factor, oh, out):
 
 
 @inner
-def _gated(line, x, slope, out):
-    """A line times the gradient of leaky ReLU of x."""
-    for i in range(out.size):
-        out[i] = line[i] if x[i] > 0 else line[i] * slope
+def _gated(line, signs, slope, out):
+    """A line times the gradient of leaky ReLU."""
+    run = signs.size
+    for k in range(8):
+        bit, a, target = np.uint8(1 << k), line[k * run:(k + 1) * run], out[k * run:(k + 1) * run]
+        for j in range(target.size):
+            target[j] = a[j] if signs[j] & bit else a[j] * slope
 
 
 @inner
-def _gated_pair(first, second, x, slope, out):
+def _gated_pair(first, second, signs, slope, out):
     """The sum of two lines times that gradient, in one pass."""
-    for i in range(out.size):
-        a = first[i] + second[i]
-        out[i] = a if x[i] > 0 else a * slope
+    run = signs.size
+    for k in range(8):
+        bit, target = np.uint8(1 << k), out[k * run:(k + 1) * run]
+        a, b = first[k * run:(k + 1) * run], second[k * run:(k + 1) * run]
+        for j in range(target.size):
+            v = a[j] + b[j]
+            target[j] = v if signs[j] & bit else v * slope
 
 
 @kernel
-def _average_backward(g, kernel, stride, lo, scale_d, scale_h, scale_w, slope, x, dx):
+def _average_backward(g, kernel, stride, lo, scale_d, scale_h, scale_w, slope, signs, dx):
     """Lines of g are spread along W once, (W, C) long, merged along D once, and kept for the inputs that share them."""
     samples, out_d, out_h, out_w, channels = g.shape
     depth, height, width = dx.shape[1], dx.shape[2], dx.shape[3]
@@ -177,15 +199,15 @@ def _average_backward(g, kernel, stride, lo, scale_d, scale_h, scale_w, slope, x
                 for oh in range(max(merged, h0), h1):
                     _merge(spread_planes, d0, d1, scale_d, scale_h[oh], oh, lines[oh % rows])
                     merged = oh + 1
-                target, active = dx[n, d, h].reshape(size), x[n, d, h].reshape(size)
-                if slope != 1 and h1 - h0 == 2:
-                    _gated_pair(lines[h0 % rows], lines[(h0 + 1) % rows], active, slope, target)
-                elif slope != 1 and h1 - h0 == 1:
-                    _gated(lines[h0 % rows], active, slope, target)
+                target = dx[n, d, h].reshape(size)
+                if signs.size and h1 - h0 == 2:
+                    _gated_pair(lines[h0 % rows], lines[(h0 + 1) % rows], signs[n, d, h], slope, target)
+                elif signs.size and h1 - h0 == 1:
+                    _gated(lines[h0 % rows], signs[n, d, h], slope, target)
                 else:
                     _sum_lines(lines, h0, h1, target)
-                    if slope != 1:
-                        _gated(target, active, slope, target)
+                    if signs.size:
+                        _gated(target, signs[n, d, h], slope, target)
 
 
 @kernel
@@ -267,8 +289,8 @@ def max_pool_backward(g: Array, index: Array, x_shape: Sequence[int]) -> Array:
 
 
 def avg_pool_forward(x: Array, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int],
-                     divisors: Sequence[Array], slope: float | None = None,
-                     out: Array | None = None) -> Array:
+                     divisors: Sequence[Array], slope: float | None = None, out: Array | None = None,
+                     signs: Array | None = None) -> Array:
     shape = (*x.shape[:2], *(len(d) for d in divisors))
     if x.dtype.char not in "fd":
         return NotImplemented
@@ -277,20 +299,21 @@ def avg_pool_forward(x: Array, kernel: Sequence[int], stride: Sequence[int], pad
         y[...] = 0
     if x.size and y.size:
         _average(_five(to_channels_last(x)), _three(kernel, 1), _three(stride, 1), _three(padding, 0),
-                 *_scales(divisors, x.dtype), x.dtype.type(1 if slope is None else slope), _five(y))
+                 *_scales(divisors, x.dtype), x.dtype.type(1 if slope is None else slope), _four(signs),
+                 _five(y))
     return y
 
 
 def avg_pool_backward(g: Array, x_shape: Sequence[int], kernel: Sequence[int], stride: Sequence[int],
-                      padding: Sequence[int], divisors: Sequence[Array], y: Array | None = None,
+                      padding: Sequence[int], divisors: Sequence[Array], signs: Array | None = None,
                       slope: float | None = None) -> Array:
-    if g.dtype.char not in "fd" or (slope is not None and (y.dtype != g.dtype or y.shape != tuple(x_shape))):
+    if g.dtype.char not in "fd":
         return NotImplemented
     dx = zeros_channels_last(x_shape, g.dtype) if g.size == 0 else empty_channels_last(x_shape, g.dtype)
     if g.size and dx.size:
         _average_backward(_five(to_channels_last(g)), _three(kernel, 1), _three(stride, 1), _three(padding, 0),
                           *_scales(divisors, g.dtype), g.dtype.type(1 if slope is None else slope),
-                          _five(dx if slope is None else to_channels_last(y)), _five(dx))
+                          _four(None if slope is None else signs), _five(dx))
     return dx
 
 
@@ -308,6 +331,14 @@ def _five(a: Array) -> Array:
     """View of a channels-last array as (N, D, H, W, C)."""
     n, *spatial, c = last(a).shape
     return last(a).reshape(n, *(1,) * (3 - len(spatial)), *spatial, c)
+
+
+def _four(signs: Array | None) -> Array:
+    """Signs as (N, D, H, bytes); of size 0 for none."""
+    if signs is None:
+        return np.empty((0, 0, 0, 0), np.uint8)
+    n, *spatial, size = signs.shape
+    return signs.reshape(n, *(1,) * (2 - len(spatial)), *spatial, size)
 
 
 def _three(values: Sequence[int], fill: int) -> tuple[int, int, int]:
