@@ -396,3 +396,8 @@ class Parameter(Tensor):
     ) -> None:
         super().__init__(data, sig, requires_grad)
         self.order = order
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradient, or set it to zero."""
+        grad = None if set_to_none else self.grad
+        self.grad = None if grad is None else Tensor(grad.shard * 0, grad.sig)

@@ -260,10 +260,7 @@ class Module:
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients, or set them to zero."""
         for parameter in self.parameters():
-            if set_to_none or parameter.grad is None:
-                parameter.grad = None
-            else:
-                parameter.grad = Tensor(parameter.grad.shard * 0, parameter.grad.sig)
+            parameter.zero_grad(set_to_none)
 
     def to(self: Self, dtype: Any = None, device: str | None = None) -> Self:
         """Bring floating parameters and buffers to a dtype, and all to a device ("cpu" or "gpu"), in place."""

@@ -142,8 +142,8 @@ def choose_labels(
     """Return for each axis the label it splits, from layouts alone.
 
     The label on which the operands agree; if nobody is split, the one that `out` splits; in a conflict the one that
-    `out` names (the contracted one where `out` is partial); without `out` a parameter is gathered on use, if the
-    activation's label is not one of its own. Anything else is a LayoutError.
+    `out` names (a contracted one where `out` is partial, of several that which moves least); without `out` a parameter
+    is gathered on use, if the activation's label is not one of its own. Anything else is a LayoutError.
     """
     wanted = {a: c for d, c in enumerate(equation.result) for a in (out.entry(d) if out else ())}
     used = {axis: _labels_of(axis, equation, sigs) for axis in mesh.axes}
@@ -156,7 +156,9 @@ def choose_labels(
         if len(candidates) > 1 and out is None:
             fitting = _gathered_on_use(axis, equation, used[axis], parameters)
         elif len(candidates) > 1 and axis in out.partial:
-            fitting = [c for c in candidates if c not in equation.result]
+            contracted = [c for c in candidates if c not in equation.result]
+            # all of them give that layout; which one moves least is the same on every rank
+            fitting = sorted(contracted, key=lambda c: _moved_for(axis, c, mesh, equation, sigs))[:1]
         elif len(candidates) > 1:
             fitting = [c for c in candidates if c == wanted.get(axis)]
         else:
@@ -198,22 +200,29 @@ def _conflict(
 ) -> LayoutError:
     """The error that lists, for each label that could win, the `out` that says so and the elements that move."""
     settled = {a: next(iter(labels.values())) for a, labels in used.items() if len(set(labels.values())) == 1}
-    choices = []
+    least: dict[str, int] = {}
     for label in sorted(set(used[axis].values())):
-        words = 0
-        for labels, sig in zip(equation.operands, sigs, strict=True):
-            dims = [tuple(a for a in s if a != axis or c == label) for c, s in zip(labels, sig.dims, strict=True)]
-            words += total_words(sig.resolved, signature(mesh, sig.shape, Layout(*dims)))
         winner = {**settled, axis: label}
         kept = [tuple(a for a in mesh.axes if winner.get(a) == c) for c in equation.result]
         partial = () if label in equation.result else axis
-        choices.append(f"out={Layout(*kept, partial=partial)!r} moves {words} elements of the operands in all")
+        out, words = repr(Layout(*kept, partial=partial)), _moved_for(axis, label, mesh, equation, sigs)
+        least[out] = min(words, least.get(out, words))
+    choices = [f"out={out} moves {words} elements of the operands in all" for out, words in least.items()]
     shown = " and ".join(repr(s) for s in sigs)
     split = " and ".join(sorted(set(used[axis].values())))
     return LayoutError(
         f"einsum {equation}: axis {axis!r} splits {split} in {shown}; "
         f"say which one the result keeps: {'; '.join(choices)}"
     )
+
+
+def _moved_for(axis: str, label: str, mesh: Mesh, equation: Equation, sigs: Sequence[Signature]) -> int:
+    """Return how many elements of the operands move if `axis` splits `label` and no other."""
+    words = 0
+    for labels, sig in zip(equation.operands, sigs, strict=True):
+        dims = [tuple(a for a in s if a != axis or c == label) for c, s in zip(labels, sig.dims, strict=True)]
+        words += total_words(sig.resolved, signature(mesh, sig.shape, Layout(*dims)))
+    return words
 
 
 def label_stacks(

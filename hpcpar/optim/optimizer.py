@@ -73,10 +73,7 @@ class Optimizer:
         """Forget all gradients, or set them to zero."""
         for group in self.param_groups:
             for parameter in group["params"]:
-                if set_to_none or parameter.grad is None:
-                    parameter.grad = None
-                else:
-                    parameter.grad = Tensor(parameter.grad.shard * 0, parameter.grad.sig)
+                parameter.zero_grad(set_to_none)
 
     def step(self, grad_scale: float = 1.0) -> None:
         """Take one step. No message: every rank changes its own shards.

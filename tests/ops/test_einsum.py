@@ -162,6 +162,23 @@ def test_a_conflict_names_full_layouts_to_paste() -> None:
 
 
 @pytest.mark.ranks(min=2)
+def test_of_two_contracted_labels_in_conflict_a_partial_result_takes_the_cheaper() -> None:
+    mesh = shared_mesh(a=hp.current_mesh().size)
+    rng = np.random.default_rng(5)
+    values = rng.standard_normal((2, 6, 8)), rng.standard_normal((30, 6, 8))
+    x, w = operand(values[0], mesh, Layout(None, "a")), operand(values[1], mesh, Layout(None, None, "a"))
+    with pytest.raises(LayoutError) as raised:
+        hp.einsum("ncd,ocd->no", x, w)
+    offers = str(raised.value).split("the result keeps: ")[1]
+    assert offers.count("out=") == 1 and offers.startswith(f"out={Layout(partial='a')!r} moves")
+    with counter.counting() as sent:
+        y = hp.einsum("ncd,ocd->no", x, w, out=Layout(partial="a"))
+    moved = sum(tally.bytes for tally in sent.values())
+    collective_assert(mesh.world, 0 < moved <= x.shard.nbytes, f"only the smaller operand moves, {sent}")
+    np.testing.assert_allclose(y.numpy(), np.einsum("ncd,ocd->no", *values), atol=1e-12)
+
+
+@pytest.mark.ranks(min=2)
 def test_gathering_a_parameter_on_use_leaves_a_line(caplog: pytest.LogCaptureFixture) -> None:
     mesh = hp.Mesh(line=hp.current_mesh().size)  # its own, so that the rule is made here
     x = operand(np.ones((4, 4)), mesh, Layout("line"))
