@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from . import arena
+
 Array = Any  #: a numpy.ndarray or a cupy.ndarray
 
 
@@ -47,12 +49,18 @@ def empty_channels_last(shape: Sequence[int], dtype: Any, like: Array = None) ->
     like : array, optional
         The new array is made by the module (NumPy or CuPy) of this array.
     """
-    return _first_to_last(array_module(like).empty, shape, dtype)
+    module = array_module(like)
+    return _first_to_last(arena.empty if module is np else module.empty, shape, dtype)
 
 
 def zeros_channels_last(shape: Sequence[int], dtype: Any, like: Array = None) -> Array:
     """As `empty_channels_last`, filled with zeros."""
-    return _first_to_last(array_module(like).zeros, shape, dtype)
+    module = array_module(like)
+    if module is not np:
+        return _first_to_last(module.zeros, shape, dtype)
+    a = _first_to_last(arena.empty, shape, dtype)
+    a[...] = 0
+    return a
 
 
 def _first_to_last(create: Callable, shape: Sequence[int], dtype: Any) -> Array:
