@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-LEAST = 12 << 20
+LEAST = 16 << 20
 """Bytes of an array from which it gets its memory here."""
 SHARE = 4
 """An array takes at least this part of its block: half a block that stays would cost more than a new one."""
@@ -79,9 +79,7 @@ def empty(shape: Sequence[int], dtype: Any) -> np.ndarray:
         return np.empty(shape, dtype)
     nbytes = wanted + -wanted % _PAGE
     with _lock:
-        while _returned:
-            block, begin, end = _returned.popleft()
-            block.give(begin, end)
+        _take_back()
         ranges = [
             (end - begin, i, begin)
             for i, block in enumerate(_blocks)
@@ -93,13 +91,32 @@ def empty(shape: Sequence[int], dtype: Any) -> np.ndarray:
             _, i, begin = min(ranges)
             block = _blocks[i]
         else:
-            _blocks[:] = [b for b in _blocks if b.nbytes > nbytes or b.free != [(0, b.nbytes)]]
+            _give_up(nbytes)
             block, begin = _Block(nbytes), 0
             _blocks.append(block)
         block.take(begin, nbytes)
     return np.asarray(_Range(block, begin, nbytes, tuple(shape), dtype))
 
 
+def trim() -> None:
+    """Give up all blocks that no array uses."""
+    with _lock:
+        _take_back()
+        _give_up(math.inf)
+
+
 def held() -> int:
     """Return the bytes of all blocks, in use or not."""
     return sum(block.nbytes for block in _blocks)
+
+
+def _take_back() -> None:
+    """Have back what the garbage collector returned."""
+    while _returned:
+        block, begin, end = _returned.popleft()
+        block.give(begin, end)
+
+
+def _give_up(most: float) -> None:
+    """Forget unused blocks of at most so many bytes."""
+    _blocks[:] = [b for b in _blocks if b.nbytes > most or b.free != [(0, b.nbytes)]]

@@ -41,6 +41,8 @@ def array_module(a: Array) -> ModuleType:
 def empty_channels_last(shape: Sequence[int], dtype: Any, like: Array = None) -> Array:
     """An uninitialised array of logical ``shape`` (N, C, *spatial) that lies channels last in memory.
 
+    A large one of NumPy gets its memory from the `arena`.
+
     Parameters
     ----------
     shape : sequence of int
@@ -84,7 +86,7 @@ def to_channels_last(a: Array) -> Array:
     """``a`` itself where it already is dense and channels last, else a copy that is."""
     if is_channels_last(a):
         return a
-    out = empty_channels_last(a.shape, a.dtype, like=a)
+    out = _first_to_last(array_module(a).empty, a.shape, a.dtype)  # no result that comes again: not from the arena
     out[...] = a
     return out
 

@@ -82,6 +82,17 @@ def test_blocks_that_are_too_small_are_given_up_before_a_larger_one_is_made():
     assert place(pages(30)) and arena.held() == 106 * PAGE
 
 
+def test_trimming_gives_up_what_nobody_uses():
+    a, b = pages(8), pages(9)
+    b[...] = 5
+    del a
+    arena.trim()
+    assert arena.held() == 9 * PAGE and np.all(b == 5)
+    del b
+    arena.trim()
+    assert arena.held() == 0
+
+
 def test_arrays_in_use_never_share_memory_also_from_several_threads():
     wrong = []
 
