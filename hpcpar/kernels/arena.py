@@ -98,6 +98,15 @@ def empty(shape: Sequence[int], dtype: Any) -> np.ndarray:
     return np.asarray(_Range(block, begin, nbytes, tuple(shape), dtype))
 
 
+def _forked() -> None:
+    """In a forked child nobody gives back the lock that another thread held."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
 def trim() -> None:
     """Give up all blocks that no array uses."""
     with _lock:

@@ -1,6 +1,7 @@
 """Memory of large results: used again, never twice at once, and not cut up by small arrays."""
 
 import gc
+import os
 import threading
 
 import numpy as np
@@ -91,6 +92,14 @@ def test_trimming_gives_up_what_nobody_uses():
     del b
     arena.trim()
     assert arena.held() == 0
+
+
+def test_a_child_that_is_forked_while_another_thread_works_here_goes_on():
+    with arena._lock:
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if pages(8).size == 8 * PAGE else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_arrays_in_use_never_share_memory_also_from_several_threads():
